@@ -1,0 +1,1 @@
+"""core of the conductor."""

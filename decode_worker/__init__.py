@@ -1,0 +1,1 @@
+"""Decode and aggregated instances: continuous batching, KV in, tokens out."""

@@ -1,0 +1,1 @@
+"""The engine executes batch plans and decides nothing."""

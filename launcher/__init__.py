@@ -1,0 +1,1 @@
+"""Composition: the `segue` command, local processes, Ray pools."""

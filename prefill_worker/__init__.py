@@ -1,0 +1,1 @@
+"""Prefill instances: chunked prefill, streaming KV out."""

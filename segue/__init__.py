@@ -1,0 +1,1 @@
+"""Shared vocabulary and pure machines of Segue: standard library and msgspec only, no clock, no I/O."""

@@ -1,0 +1,113 @@
+"""Frozen configuration, nested by owner. Defaults < file < command line; "auto" is resolved once by a pure function.
+
+The command line builds a ClusterConfig; the launcher derives one WorkerConfig for each instance and one FrontConfig for
+the Conductor + gateway process, and hands each over as JSON. Unknown keys are an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from segue.errors import ConfigError
+from segue.manifest import Role
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every configuration record."""
+
+
+C = TypeVar("C", bound=Config)
+
+
+class ModelConfig(Config):
+    path: str
+    """A directory with config.json + safetensors, or a GGUF file."""
+    name: str = ""
+    """Served model name; empty: derived from the path."""
+    dtype: str = "auto"
+    """float32, bfloat16, float16; auto: float32 on CPU, the checkpoint's own on GPU."""
+    max_model_len: int = 0
+    """0: the model's own maximum."""
+
+
+class EngineConfig(Config):
+    device: str = "auto"
+    """cpu, cuda, cuda:N; auto: cuda when there is one."""
+    threads: int = 0
+    """CPU threads of this instance's math; 0: left to torch."""
+    attention_prefill: str = "auto"
+    attention_decode: str = "auto"
+    """Backend names (torch, triton, cudnn); auto: by device and capability."""
+    block_size: int = 0
+    """Tokens per KV page; 0: 16 on CPU, 64 on GPU."""
+    pages: int = 0
+    """KV pages; 0: sized by `kv_memory_bytes`, or on a GPU by what is free."""
+    kv_memory_bytes: int = 0
+    kv_dtype: str = "auto"
+    cuda_graphs: bool = True
+
+
+class SchedulerConfig(Config):
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    """Token budget of one step: decodes first, the rest for prefill chunks."""
+    prefix_caching: bool = True
+    pipeline_depth: int = 0
+    steps_max: int = 1
+    handoff_lease_ms: int = 10_000
+
+
+class WorkerConfig(Config):
+    """Everything one prefill, decode or aggregated instance needs to run."""
+
+    uuid: str
+    name: str
+    role: Role
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    conductors: tuple[str, ...] = ()
+    """gRPC addresses (host:port) of the Conductors to dial."""
+    bind_host: str = "127.0.0.1"
+    runtime_dir: str = ""
+    """Private directory for sockets of this cluster."""
+    shm_prefix: str = "segue"
+    """Names of shared-memory segments start with this; the launcher removes leftovers by it."""
+
+
+class FrontConfig(Config):
+    """The Conductor + gateway process."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    http_port: int = 8000
+    model_names: tuple[str, ...] = ()
+    queue_max: int = 0
+    """0: limits.QUEUED_REQUESTS_MAX."""
+    strict_fields: bool = False
+    log_level: str = "info"
+
+
+class ClusterConfig(Config):
+    """What `segue up` was asked for."""
+
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    front: FrontConfig = FrontConfig()
+    prefill: int = 1
+    decode: int = 1
+    aggregated: int = 0
+    local_processes: bool = False
+
+
+def decode_config(raw: bytes | dict[str, Any], kind: type[C], source: str) -> C:
+    """Read `kind` from JSON bytes or a parsed mapping; raise ConfigError that names `source` and the key."""
+    try:
+        if isinstance(raw, bytes):
+            return msgspec.json.decode(raw, type=kind)
+        return msgspec.convert(raw, kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{source}: {error}") from error

@@ -1,0 +1,57 @@
+"""Every maximum of the system, by name, with its reason. Overflow is a rejection with a reason, never growth."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+BODY_BYTES_MAX = 32 * MIB
+"""Largest request body: a 1M-token prompt of ids as JSON is about 8 MB; base64 media is out of scope."""
+
+PROMPT_TOKENS_MAX = 1 << 20
+"""Largest prompt that any model may accept, whatever its own maximum says: bounds hash chains and block tables."""
+
+REQUEST_ID_BYTES_MAX = 128
+"""Ids appear in every message and log line."""
+
+PROMPTS_PER_CALL_MAX = 128
+"""`prompt` lists of the completions API fan out to one request each."""
+
+N_MAX = 16
+"""`n` choices share one prompt's pages; each needs a row of the batch."""
+
+STOP_STRINGS_MAX = 16
+STOP_STRING_BYTES_MAX = 256
+"""Held-back text is bounded by the longest stop string."""
+
+STOP_TOKEN_IDS_MAX = 64
+
+LOGIT_BIAS_MAX = 1024
+"""As OpenAI's API documents."""
+
+LOGPROBS_MAX = 20
+"""top_logprobs of OpenAI's API."""
+
+QUEUED_REQUESTS_MAX = 4096
+"""Requests waiting in one Conductor; each holds its token ids (at most 4 MiB, typically under 32 KiB)."""
+
+LIVE_REQUESTS_MAX = 16384
+"""Requests that one gateway owns at once."""
+
+ATTEMPTS_MAX = 5
+"""Plans per request before its client is told UNAVAILABLE: a request that kills what it touches must stop."""
+
+INSTANCES_MAX = 1024
+"""Members of one cluster: the design target is 256 with headroom."""
+
+GRPC_MESSAGE_BYTES_MAX = 64 * MIB
+"""Control messages: the largest is a tokenizer (Gemma's is 33 MB)."""
+
+KV_EVENTS_PER_BATCH_MAX = 4096
+"""Events in one published message; a larger batch is split."""
+
+KV_EVENTS_BUFFERED_MAX = 65536
+"""Events a worker keeps for range replay; a larger gap is answered by a full snapshot."""
+
+TOKENS_PER_PUSH_MAX = 4096
+"""Token deltas in one message to a gateway; steps of more rows are split."""
