@@ -14,8 +14,8 @@ choosing the token that will stand at position p; its noise is keyed by (seed, p
     decode(row)                        with n tokens known: computes K/V of position n-1, samples position n, appends
 
 At pipeline depth 1 a plan may name a row in `decodes` whose newest token is not yet known to the planner; the engine
-has it on the device. `steps_max` > 1 (only for plans without chunks) lets the engine run that many decode steps in a row;
-pages for all of them are in the block table already.
+has it on the device. `steps_max` > 1 (only for plans without chunks) lets the engine run that many decode steps in a
+row; pages for all of them are in the block table already.
 """
 
 from __future__ import annotations
