@@ -1,0 +1,1 @@
+"""Paged-attention backends, chosen by name and separately for prefill and decode (`registry`)."""

@@ -1,0 +1,1 @@
+"""Checkpoint readers: safetensors and GGUF, tensor by tensor into preallocated parameters."""
