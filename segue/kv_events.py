@@ -40,7 +40,7 @@ class KvEventBatch(msgspec.Struct, frozen=True, tag="kv", array_like=True):
     """True: starts with BlocksCleared and holds, or begins, everything the instance has."""
 
 
-class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
+class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True, array_like=True):
     """State of one instance, published at least every second and whenever it changes much."""
 
     ref: InstanceRef

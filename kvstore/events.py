@@ -1,0 +1,108 @@
+"""Sequence numbers of published messages: the pure half of `events_zmq`.
+
+A publisher numbers what it says 1, 2, 3, ... over KV events and load reports together and keeps the newest messages
+for replay. A reader applies a message only when nothing before it is missing, so that its picture of an instance is
+either exact or known to be stale.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+
+from segue.ids import InstanceRef
+from segue.kv_events import BlocksCleared, KvEvent, KvEventBatch, LoadReport, PublishedMessage
+from segue.limits import KV_EVENTS_BUFFERED_MAX, KV_EVENTS_PER_BATCH_MAX
+
+
+class Verdict(Enum):
+    APPLY = auto()
+    DUPLICATE = auto()
+    """Seen already, or said by a predecessor of the instance: ignore."""
+    GAP = auto()
+    """Something before it is missing: ask for what follows `seen`."""
+    RESTARTED = auto()
+    """First message of a newer incarnation that is not a snapshot: forget the old one and ask for a snapshot."""
+
+
+class SequenceTracker:
+    """What a reader has applied of each instance uuid."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def seen(self, ref: InstanceRef) -> int:
+        """Last sequence applied of this incarnation; 0 when none."""
+        incarnation, sequence = self._seen.get(ref.uuid, (ref.incarnation, 0))
+        return sequence if incarnation == ref.incarnation else 0
+
+    def accept(self, message: PublishedMessage) -> Verdict:
+        """Classify `message`, and count it as applied when the verdict is APPLY."""
+        ref = message.ref
+        incarnation, sequence = self._seen.get(ref.uuid, (ref.incarnation, 0))
+        if ref.incarnation < incarnation:
+            return Verdict.DUPLICATE
+        restarted = ref.incarnation > incarnation
+        last = 0 if restarted else sequence
+        if message.sequence <= last:
+            return Verdict.DUPLICATE
+        snapshot = isinstance(message, KvEventBatch) and message.snapshot
+        if message.sequence == last + 1 or snapshot:
+            self._seen[ref.uuid] = (ref.incarnation, message.sequence)
+            return Verdict.APPLY
+        if restarted:
+            self._seen[ref.uuid] = (ref.incarnation, 0)
+            return Verdict.RESTARTED
+        return Verdict.GAP
+
+    def forget(self, uuid: str) -> None:
+        self._seen.pop(uuid, None)
+
+
+class EventLog:
+    """Numbers the messages of one instance and keeps the newest for range replay.
+
+    `events_kept_max` bounds memory: a gap older than what is kept is answered by a snapshot instead.
+    """
+
+    def __init__(self, ref: InstanceRef, events_kept_max: int = KV_EVENTS_BUFFERED_MAX) -> None:
+        self.ref = ref
+        self.sequence = 0
+        self._kept: deque[PublishedMessage] = deque()
+        self._events_kept = 0
+        self._events_kept_max = events_kept_max
+
+    def batches(self, events: Sequence[KvEvent], *, snapshot: bool = False) -> Iterator[KvEventBatch]:
+        """Number `events`, split to the maximum of a message. A snapshot starts with BlocksCleared."""
+        if snapshot:
+            events = [BlocksCleared(), *events]
+        for start in range(0, len(events), KV_EVENTS_PER_BATCH_MAX):
+            part = list(events[start : start + KV_EVENTS_PER_BATCH_MAX])
+            first = snapshot and start == 0
+            batch = KvEventBatch(self.ref, self.sequence + 1, part, first)
+            self._keep(batch, len(part))
+            yield batch
+
+    def numbered(self, report: LoadReport) -> LoadReport:
+        """Keep `report`, whose sequence must be `sequence + 1`."""
+        if report.sequence != self.sequence + 1:
+            raise ValueError(f"load report numbered {report.sequence}, expected {self.sequence + 1}")
+        self._keep(report, 1)
+        return report
+
+    def after(self, sequence_seen: int) -> list[PublishedMessage] | None:
+        """Messages that follow `sequence_seen`, or None when some are no longer kept: a snapshot is needed."""
+        if sequence_seen == self.sequence:
+            return []
+        if not self._kept or not self._kept[0].sequence - 1 <= sequence_seen < self.sequence or sequence_seen == 0:
+            return None
+        return [message for message in self._kept if message.sequence > sequence_seen]
+
+    def _keep(self, message: PublishedMessage, events: int) -> None:
+        self.sequence = message.sequence
+        self._kept.append(message)
+        self._events_kept += events
+        while self._events_kept > self._events_kept_max and len(self._kept) > 1:
+            dropped = self._kept.popleft()
+            self._events_kept -= len(dropped.events) if isinstance(dropped, KvEventBatch) else 1
