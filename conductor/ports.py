@@ -41,6 +41,11 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     gateway: str
     tenant: str = ""
     deadline_ms: int = 0
+    """Left until the client's deadline, from now; 0: none."""
+    priority: int = 0
+    """Smaller is more urgent; equal priorities are served in order of arrival."""
+    kv_root: bytes = b""
+    """The `ServedModel.kv_root` that the hashes were made from; empty: of the model as served now."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
