@@ -1,0 +1,158 @@
+"""Messages between a prefill and a decode instance on the connector's control channel: tagged msgpack arrays.
+
+Every message names both ends by incarnation, so that one that was meant for, or sent by, a predecessor at the same
+address is recognised. Messages about an attempt are idempotent: a receiver may see any of them twice, late or never.
+Block numbers count from the start of the sequence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from segue.errors import SegueError
+from segue.ids import AttemptRef, InstanceRef
+from segue.manifest import InstanceManifest
+from segue.plan import TokenLogprobs
+
+LIVE_ATTEMPTS_MAX = 65_536
+"""Entries of one heartbeat; an instance has at most max_num_seqs running and as many again waiting."""
+
+
+class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
+    """Memory that a target offers to sources. `nonce` stands at `nonce_offset`: reading it proves a right mapping."""
+
+    mover: str
+    location: str
+    pages: int
+    page_bytes: int
+    nonce_offset: int
+    nonce: bytes
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """A process on one machine. `start_ticks` tells a process from a later one with the same pid."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of each side. The receiver compares manifests (`pairing_refusal`)."""
+
+    source: InstanceRef
+    manifest: InstanceManifest
+    process: ProcessIdentity
+    segment: SegmentDescriptor | None = None
+    refusal: str = ""
+    """Answer only: why the pair must not be used."""
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """What every message about an attempt starts with."""
+
+    request_id: str
+    attempt: int
+    source: InstanceRef
+    target: InstanceRef
+
+    @property
+    def key(self) -> AttemptRef:
+        return AttemptRef(self.request_id, self.attempt)
+
+
+class GrantRequest(Attempt, frozen=True, array_like=True, tag="grant?"):
+    """P is within one chunk of starting and asks for pages."""
+
+
+class Grant(Attempt, frozen=True, array_like=True, tag="grant"):
+    """`pages[i]` takes block `first_block + i`; D has the blocks before. The lease is renewed by heartbeats."""
+
+    pages: list[int]
+    first_block: int
+    lease_us: int
+
+
+class Empty(Attempt, frozen=True, array_like=True, tag="empty"):
+    """D computes the rest itself: P is let go."""
+
+
+class Refuse(Attempt, frozen=True, array_like=True, tag="refuse"):
+    reason: str
+
+
+class PagesSent(Attempt, frozen=True, array_like=True, tag="pages"):
+    """Blocks `first_block .. first_block + count - 1` have landed at the target."""
+
+    first_block: int
+    count: int
+
+
+class PrefillDone(Attempt, frozen=True, array_like=True, tag="done"):
+    """P writes no more. Blocks before `blocks_valid` have landed (all of `blocks_total`, unless a page failed)."""
+
+    first_token: int
+    logprobs: TokenLogprobs | None
+    blocks_total: int
+    blocks_valid: int
+
+
+class DoneAtP(Attempt, frozen=True, array_like=True, tag="done_at_p"):
+    """The first token ended the request; P writes no more."""
+
+    finish: str
+
+
+class Abort(Attempt, frozen=True, array_like=True, tag="abort"):
+    """The sender gives up. From P it also says that P writes no more: it is sent after the last write ended."""
+
+    reason: str
+
+
+class AbortAck(Attempt, frozen=True, array_like=True, tag="aborted"):
+    """The sender has stopped and, if it is P, writes no more for this attempt."""
+
+
+class Complete(Attempt, frozen=True, array_like=True, tag="complete"):
+    """D holds every page; P may forget the attempt."""
+
+
+class Stale(Attempt, frozen=True, array_like=True, tag="stale"):
+    """The answer to a message about an attempt that the sender does not have (ended, or another incarnation)."""
+
+    reason: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """Attempts with `target` that the sender has; leases of those, and only those, are renewed."""
+
+    source: InstanceRef
+    target: InstanceRef
+    live: list[AttemptRef]
+
+
+AttemptMessage = (
+    GrantRequest | Grant | Empty | Refuse | PagesSent | PrefillDone | DoneAtP | Abort | AbortAck | Complete | Stale
+)
+HandoffMessage = AttemptMessage | Heartbeat
+ControlMessage = HandoffMessage | Hello
+
+
+class MalformedMessage(SegueError):
+    """A peer sent bytes that are no message of this version."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
+
+
+def encode_message(message: ControlMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_message(raw: bytes) -> ControlMessage:
+    """Raises MalformedMessage for anything but one well-formed message."""
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise MalformedMessage(str(error)) from error
