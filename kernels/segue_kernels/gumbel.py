@@ -6,7 +6,10 @@ All arithmetic is on 32-bit words modulo 2^32 (held in int64 here, native uint32
     row     = mix(mix(mix(seed_low ^ 0x9E3779B9) ^ seed_high) ^ position)
     word_v  = mix(mix(row + v * 0x9E3779B1) ^ row)                   for vocabulary index v
     u_v     = ((word_v >> 9) + 0.5) * 2^-23                          in (0, 1), exact in float32
-    noise_v = -log(-log(u_v))
+    noise_v = float32(-log(-log(float64(u_v))))
+
+The logarithms are taken in float64 and rounded once: libraries differ in the last bits of a logarithm, and after
+rounding to float32 such a difference shows in about one of 2^28 values instead of every tenth.
 
 The token is argmax_v(logits_v / temperature + noise_v) over the tokens left by the filters (Gumbel-max trick,
 Maddison et al. 2014), so it depends on logits, seed and position alone.
@@ -34,5 +37,5 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     row = mix(mix(mix(low ^ 0x9E3779B9) ^ high) ^ (positions & _WORD))[:, None]
     index = torch.arange(vocab_size, device=seeds.device, dtype=torch.int64)[None, :]
     word = mix(mix((row + index * 0x9E3779B1) & _WORD) ^ row)
-    uniform = ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
-    return -torch.log(-torch.log(uniform))
+    uniform = ((word >> 9).to(torch.float64) + 0.5) * 2.0**-23
+    return uniform.log_().neg_().log_().neg_().to(torch.float32)

@@ -1,0 +1,140 @@
+"""Every small kernel compiles for each architecture at the shapes of an 8B model, without spilling registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kernels.compiling import ARCHS, CompileReport, compile_kernel
+
+NORM = ("segue_kernels.norm", "rms_norm_kernel")
+SILU = ("segue_kernels.activation", "silu_mul_kernel")
+EMBED = ("segue_kernels.embedding", "embedding_kernel")
+ROPE = ("segue_kernels.rope_store", "rope_store_kernel")
+GEMV = ("segue_kernels.skinny_gemm", "gemv_kernel")
+GATED = ("segue_kernels.skinny_gemm", "gemv_gated_kernel")
+GEMV_ROPE = ("segue_kernels.skinny_gemm", "gemv_rope_kernel")
+DOT = ("segue_kernels.skinny_gemm_dot", "skinny_linear_kernel")
+
+SIGNATURES: dict[str, dict[str, str]] = {
+    "rms_norm_kernel": {
+        "x_ptr": "*bf16",
+        "residual_ptr": "*bf16",
+        "gain_ptr": "*bf16",
+        "out_ptr": "*bf16",
+        "eps": "fp32",
+    },
+    "silu_mul_kernel": {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"},
+    "embedding_kernel": {"ids_ptr": "*i32", "table_ptr": "*bf16", "out_ptr": "*bf16"},
+    "rope_store_kernel": {
+        "qkv_ptr": "*bf16",
+        "rope_ptr": "*fp32",
+        "positions_ptr": "*i32",
+        "token_rows_ptr": "*i32",
+        "tables_ptr": "*i32",
+        "q_ptr": "*bf16",
+        "pages_ptr": "*bf16",
+        "layer": "i32",
+        "page_stride": "i64",
+        "table_stride": "i32",
+    },
+    "gemv_kernel": {
+        "x_ptr": "*bf16",
+        "w_ptr": "*bf16",
+        "gain_ptr": "*bf16",
+        "residual_ptr": "*bf16",
+        "out_ptr": "*bf16",
+        "N": "i32",
+        "eps": "fp32",
+    },
+    "gemv_gated_kernel": {
+        "x_ptr": "*bf16",
+        "w_ptr": "*bf16",
+        "gain_ptr": "*bf16",
+        "out_ptr": "*bf16",
+        "width": "i32",
+        "eps": "fp32",
+    },
+    "gemv_rope_kernel": {
+        "x_ptr": "*bf16",
+        "w_ptr": "*bf16",
+        "gain_ptr": "*bf16",
+        "rope_ptr": "*fp32",
+        "position_ptr": "*i32",
+        "table_ptr": "*i32",
+        "q_ptr": "*bf16",
+        "pages_ptr": "*bf16",
+        "layer": "i32",
+        "page_stride": "i64",
+        "eps": "fp32",
+    },
+    "skinny_linear_kernel": {
+        "x_ptr": "*bf16",
+        "w_ptr": "*bf16",
+        "residual_ptr": "*bf16",
+        "out_ptr": "*bf16",
+        "M": "i32",
+        "N": "i32",
+    },
+}
+HEADS = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "PAGE_SIZE": 64}
+DOT_TILE = {"K": 4096, "BLOCK_M": 8, "BLOCK_N": 32, "BLOCK_K": 256, "STAGES": 4, "PREFETCH": 1024}
+
+
+def gemv_tile(k: int, block_n: int) -> dict[str, int]:
+    return {"K": k, "BLOCK_N": block_n, "BLOCK_K": 1024}
+
+
+CASES: dict[str, tuple[tuple[str, str], dict[str, Any], int]] = {
+    "norm": (NORM, {"HIDDEN": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True}, 8),
+    "norm_wide": (NORM, {"HIDDEN": 5000, "BLOCK": 8192, "HAS_RESIDUAL": False}, 8),
+    "silu": (SILU, {"WIDTH": 14336, "BLOCK": 1024}, 4),
+    "embedding": (EMBED, {"HIDDEN": 4096, "BLOCK": 1024}, 4),
+    "rope": (ROPE, dict(**HEADS, BLOCK=64, GROUP=8), 2),
+    "rope_odd": (ROPE, {"HEADS": 9, "KV_HEADS": 3, "DIM": 80, "PAGE_SIZE": 16, "BLOCK": 64, "GROUP": 1}, 1),
+    "gemv_o": (GEMV, dict(**gemv_tile(4096, 4), HAS_NORM=False, HAS_RESIDUAL=True), 4),
+    "gemv_down": (GEMV, dict(**gemv_tile(14336, 4), HAS_NORM=False, HAS_RESIDUAL=True), 4),
+    "gemv_head": (GEMV, dict(**gemv_tile(4096, 4), HAS_NORM=True, HAS_RESIDUAL=False), 4),
+    "gemv_gated": (GATED, gemv_tile(4096, 2), 4),
+    "gemv_rope": (GEMV_ROPE, dict(**HEADS, **gemv_tile(4096, 2)), 4),
+    "dot_linear": (DOT, dict(**DOT_TILE, GATED=False, HAS_RESIDUAL=True), 4),
+    "dot_gated": (DOT, {**DOT_TILE, "BLOCK_M": 16, "STAGES": 3, "GATED": True, "HAS_RESIDUAL": False}, 4),
+}
+WITHOUT_PDL = {"embedding_kernel"}
+
+
+def compiled(case: str, arch: int) -> CompileReport:
+    (module, kernel), constexprs, warps = CASES[case]
+    signature = SIGNATURES[kernel]
+    if kernel not in WITHOUT_PDL:
+        constexprs = {**constexprs, "PDL": arch >= 90}
+    return compile_kernel(
+        module,
+        kernel,
+        arch=arch,
+        signature=signature,
+        constexprs=constexprs,
+        divisible_by_16=[name for name, kind in signature.items() if kind.startswith("*")],
+        num_warps=warps,
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_compiles_without_spills(case: str, arch: int) -> None:
+    report = compiled(case, arch)
+    assert report.spill_bytes == 0
+    if CASES[case][0][1] not in WITHOUT_PDL:
+        assert report.uses("griddepcontrol.wait") == (arch >= 90)
+
+
+@pytest.mark.parametrize("case", ["gemv_o", "gemv_gated", "gemv_rope"])
+def test_first_weights_are_loaded_before_the_wait(case: str) -> None:
+    before, _, _ = compiled(case, 90).ptx.partition("griddepcontrol.wait")
+    assert ".v4.b32" in before and "ld.global" in before
+
+
+def test_small_batch_product_prefetches_weights_before_the_wait() -> None:
+    before, _, _ = compiled("dot_linear", 90).ptx.partition("griddepcontrol.wait")
+    assert "prefetch.global.L2" in before
