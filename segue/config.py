@@ -21,7 +21,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 C = TypeVar("C", bound=Config)
 
 
-class ModelConfig(Config):
+class ModelConfig(Config, frozen=True, kw_only=True):
     path: str
     """A directory with config.json + safetensors, or a GGUF file."""
     name: str = ""
@@ -32,7 +32,7 @@ class ModelConfig(Config):
     """0: the model's own maximum."""
 
 
-class EngineConfig(Config):
+class EngineConfig(Config, frozen=True, kw_only=True):
     device: str = "auto"
     """cpu, cuda, cuda:N; auto: cuda when there is one."""
     threads: int = 0
@@ -49,7 +49,7 @@ class EngineConfig(Config):
     cuda_graphs: bool = True
 
 
-class SchedulerConfig(Config):
+class SchedulerConfig(Config, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     """Token budget of one step: decodes first, the rest for prefill chunks."""
@@ -59,7 +59,7 @@ class SchedulerConfig(Config):
     handoff_lease_ms: int = 10_000
 
 
-class WorkerConfig(Config):
+class WorkerConfig(Config, frozen=True, kw_only=True):
     """Everything one prefill, decode or aggregated instance needs to run."""
 
     uuid: str
@@ -77,7 +77,7 @@ class WorkerConfig(Config):
     """Names of shared-memory segments start with this; the launcher removes leftovers by it."""
 
 
-class FrontConfig(Config):
+class FrontConfig(Config, frozen=True, kw_only=True):
     """The Conductor + gateway process."""
 
     host: str = "127.0.0.1"
@@ -90,7 +90,7 @@ class FrontConfig(Config):
     log_level: str = "info"
 
 
-class ClusterConfig(Config):
+class ClusterConfig(Config, frozen=True, kw_only=True):
     """What `segue up` was asked for."""
 
     model: ModelConfig

@@ -1,0 +1,136 @@
+"""From what was asked for (ClusterConfig) and what the machine offers to one config for each process. Pure.
+
+Rules: CPU instances share the cores evenly, because two thread pools on one core cost more than they give; K/V pages of
+CPU instances live in shared memory, so what all of them ask for must fit there before anything starts; GPU instances
+are dealt over the GPUs in turn.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import PurePath
+
+import msgspec
+
+from launcher.host_facts import HostFacts
+from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
+from segue.errors import ConfigError
+from segue.manifest import Role
+
+KV_MEMORY_BYTES_DEFAULT = 1 << 30
+"""Per CPU instance: 23k tokens of a 135M model in fp32, and half of what small machines give /dev/shm."""
+
+KV_MEMORY_BYTES_MIN = 64 << 20
+"""Below this even a demo model holds less than one long prompt."""
+
+SHM_SHARE_MAX = 0.8
+"""Part of free shared memory that page pools may take; hand-off rings and other programs need the rest."""
+
+GPU_SHARE_MAX = 0.6
+"""Part of a GPU's memory that page pools get when several instances share it; weights need the rest."""
+
+INSTANCE_NAMESPACE = uuid.UUID("7d3c0f1e-52a5-4f0b-9f5e-1f3f6f8c9a10")
+
+ENTRY_MODULES = {
+    Role.PREFILL: "prefill_worker.app",
+    Role.DECODE: "decode_worker.app",
+    Role.AGGREGATED: "decode_worker.app",
+}
+
+
+def served_name(model: ModelConfig) -> str:
+    """The configured name, or the file's or folder's own."""
+    if model.name:
+        return model.name
+    path = PurePath(model.path)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def check_cluster(config: ClusterConfig) -> None:
+    """Raise ConfigError when the asked-for instances cannot serve a request together."""
+    counts = {"--prefill": config.prefill, "--decode": config.decode, "--aggregated": config.aggregated}
+    for option, count in counts.items():
+        if count < 0:
+            raise ConfigError(f"{option} must be 0 or more, got {count}")
+    if config.prefill and not config.decode:
+        raise ConfigError("--prefill needs at least one --decode to hand its requests to")
+    if config.decode and not config.prefill:
+        raise ConfigError("--decode needs at least one --prefill; use --aggregated for instances that do both")
+    if not config.decode and not config.aggregated:
+        raise ConfigError("no instances: ask for --prefill and --decode, or --aggregated")
+
+
+def instance_roles(config: ClusterConfig) -> list[Role]:
+    return [Role.PREFILL] * config.prefill + [Role.DECODE] * config.decode + [Role.AGGREGATED] * config.aggregated
+
+
+def threads_per_instance(config: ClusterConfig, host: HostFacts) -> int:
+    return config.engine.threads or max(1, host.cores // len(instance_roles(config)))
+
+
+def runs_on_gpu(engine: EngineConfig, host: HostFacts) -> bool:
+    return engine.device.startswith("cuda") or (engine.device == "auto" and bool(host.gpus))
+
+
+def plan_front(config: ClusterConfig) -> FrontConfig:
+    check_cluster(config)
+    return msgspec.structs.replace(config.front, model_names=(served_name(config.model),))
+
+
+def plan_workers(
+    config: ClusterConfig, host: HostFacts, *, cluster: str, conductor: str, runtime_dir: str
+) -> list[WorkerConfig]:
+    """One config for each instance. `cluster` names this run: shared memory and instance uuids derive from it."""
+    check_cluster(config)
+    roles = instance_roles(config)
+    model = msgspec.structs.replace(config.model, name=served_name(config.model))
+    return [
+        WorkerConfig(
+            uuid=uuid.uuid5(INSTANCE_NAMESPACE, f"{cluster}/{name}").hex,
+            name=name,
+            role=role,
+            model=model,
+            engine=_plan_engine(config, host, slot, len(roles)),
+            scheduler=config.scheduler,
+            conductors=(conductor,),
+            runtime_dir=runtime_dir,
+            shm_prefix=cluster,
+        )
+        for slot, (name, role) in enumerate(zip(_names(roles), roles, strict=True))
+    ]
+
+
+def _names(roles: list[Role]) -> list[str]:
+    return [f"{role.value}-{roles[:slot].count(role)}" for slot, role in enumerate(roles)]
+
+
+def _plan_engine(config: ClusterConfig, host: HostFacts, slot: int, instances: int) -> EngineConfig:
+    engine = msgspec.structs.replace(config.engine, threads=threads_per_instance(config, host))
+    if runs_on_gpu(engine, host):
+        return _on_gpu(engine, host, slot, instances)
+    return msgspec.structs.replace(engine, device="cpu", kv_memory_bytes=_cpu_kv_bytes(engine, host, instances))
+
+
+def _on_gpu(engine: EngineConfig, host: HostFacts, slot: int, instances: int) -> EngineConfig:
+    if engine.device not in ("auto", "cuda") or not host.gpus:
+        return engine
+    gpu = host.gpus[slot % len(host.gpus)]
+    sharing = len(range(slot % len(host.gpus), instances, len(host.gpus)))
+    kv_memory_bytes = engine.kv_memory_bytes
+    if sharing > 1 and not engine.pages and not kv_memory_bytes:
+        kv_memory_bytes = int(gpu.memory_bytes * GPU_SHARE_MAX) // sharing
+    return msgspec.structs.replace(engine, device=f"cuda:{gpu.index}", kv_memory_bytes=kv_memory_bytes)
+
+
+def _cpu_kv_bytes(engine: EngineConfig, host: HostFacts, instances: int) -> int:
+    share = int(host.shm_free_bytes * SHM_SHARE_MAX) // instances
+    if engine.pages:
+        return engine.kv_memory_bytes
+    wanted = engine.kv_memory_bytes or min(KV_MEMORY_BYTES_DEFAULT, share)
+    if wanted > share or wanted < KV_MEMORY_BYTES_MIN:
+        raise ConfigError(
+            f"--kv-memory: {instances} instances may take {share >> 20} MiB each of /dev/shm and need at least "
+            f"{max(wanted, KV_MEMORY_BYTES_MIN) >> 20} MiB each; enlarge it (docker run --shm-size=4g, or "
+            "mount -o remount,size=4G /dev/shm), ask for less or for fewer instances"
+        )
+    return wanted

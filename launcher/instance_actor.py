@@ -1,0 +1,46 @@
+"""The actor class of one instance: runs a worker's `run` and lets it be stopped. Knows nothing of Ray itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import Any
+
+import msgspec
+
+from segue.config import WorkerConfig
+
+
+class InstanceActor:
+    """Needs three threads of concurrency: `run` and `wait_ready` block, `stop` must still get through.
+
+    stdout and stderr go to `log`, where the launcher looks when the instance dies.
+    """
+
+    def __init__(self, module: str, config: bytes, log: str) -> None:
+        _redirect_output(log)
+        self._module = module
+        self._config = msgspec.json.decode(config, type=WorkerConfig)
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+
+    def run(self) -> None:
+        """Serve until `stop`; an exception of the worker is the caller's to see."""
+        importlib.import_module(self._module).run(self._config, self._stop, self._on_ready)
+
+    def _on_ready(self, *_: Any) -> None:
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        self._ready.wait()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+def _redirect_output(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,102 @@
+"""Command line and config file to ClusterConfig: defaults < file < command line. Pure, but for reading the file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from segue.config import ClusterConfig, decode_config
+from segue.errors import ConfigError
+
+OPTION_PATHS: dict[str, tuple[str, ...]] = {
+    "model": ("model", "path"),
+    "served_model_name": ("model", "name"),
+    "dtype": ("model", "dtype"),
+    "max_model_len": ("model", "max_model_len"),
+    "device": ("engine", "device"),
+    "threads": ("engine", "threads"),
+    "attention_prefill": ("engine", "attention_prefill"),
+    "attention_decode": ("engine", "attention_decode"),
+    "block_size": ("engine", "block_size"),
+    "kv_memory": ("engine", "kv_memory_bytes"),
+    "kv_pages": ("engine", "pages"),
+    "max_num_seqs": ("scheduler", "max_num_seqs"),
+    "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens"),
+    "enable_prefix_caching": ("scheduler", "prefix_caching"),
+    "pipeline_depth": ("scheduler", "pipeline_depth"),
+    "steps_max": ("scheduler", "steps_max"),
+    "host": ("front", "host"),
+    "grpc_port": ("front", "grpc_port"),
+    "http_port": ("front", "http_port"),
+    "strict_fields": ("front", "strict_fields"),
+    "log_level": ("front", "log_level"),
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "aggregated": ("aggregated",),
+    "local_processes": ("local_processes",),
+}
+"""Where each option of `segue up` lands in ClusterConfig."""
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `512M`, `1.5g`, `1048576`; units are powers of 1,024."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--kv-memory: {text!r} is not a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A .toml or .json file of ClusterConfig's fields."""
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ConfigError(f"--config: {path} must end in {' or '.join(readers)}")
+    try:
+        content = reader(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config: {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config: {path} must hold a table of settings")
+    return content
+
+
+def cluster_config(given: Mapping[str, Any], from_file: Mapping[str, Any], source: str) -> ClusterConfig:
+    """Merge options that were given (None: not given) over the file's settings; raise ConfigError on unknown keys.
+
+    Asking for aggregated instances alone means only those: the default pair is for who asks for nothing.
+    """
+    merged: dict[str, Any] = copy.deepcopy(dict(from_file))
+    for option, value in given.items():
+        if value is not None:
+            _set(merged, OPTION_PATHS[option], value)
+    if merged.get("aggregated") and "prefill" not in merged and "decode" not in merged:
+        merged |= {"prefill": 0, "decode": 0}
+    if "path" not in merged.get("model", {}):
+        raise ConfigError("--model is needed: a folder with config.json and safetensors, or a GGUF file")
+    return decode_config(merged, ClusterConfig, source)
+
+
+def _set(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        settings = settings.setdefault(key, {})
+    settings[path[-1]] = value
+
+
+def check_model_path(path: str) -> None:
+    """Fail before anything starts when the model cannot be there."""
+    model = Path(path)
+    if not model.exists():
+        raise ConfigError(f"--model: {path} does not exist")
+    if model.is_dir() and not (model / "config.json").exists():
+        raise ConfigError(f"--model: {path} holds no config.json; name a model folder or a .gguf file")
+    if model.is_file() and model.suffix != ".gguf":
+        raise ConfigError(f"--model: {path} is neither a folder nor a .gguf file")

@@ -1,0 +1,124 @@
+"""Instances as Ray actors on a lean local Ray that lives and dies with the launcher.
+
+Ray places the actors, keeps their processes and notices deaths; requests, tokens and K/V never pass through it. Its
+session lies inside the cluster's private folder, its daemons end with the launcher (Ray ties their fate to the driver),
+and access needs a token made for this run alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+
+from launcher.cluster_plan import ENTRY_MODULES
+from launcher.instance_actor import InstanceActor
+from launcher.instance_pool import Death
+from launcher.processes import STOP_SECONDS_MAX, log_tail, thread_environment
+from segue.config import WorkerConfig
+
+NODE_ADDRESS = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the machine's outward address; another loopback address is kept."""
+
+OBJECT_STORE_BYTES = 80 << 20
+"""The least that Ray takes: no object of ours goes through it."""
+
+INSTANCE_RESOURCE = "segue_instance"
+
+SYSTEM_CONFIG = {
+    # A dead node is noticed after about 2 s instead of 15 s.
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 600,
+    "health_check_failure_threshold": 2,
+    # Idle Python workers cost 80 MB each and a second of start-up.
+    "prestart_worker_first_driver": False,
+    "enable_worker_prestart": False,
+}
+
+
+class RayPool:
+    """An InstancePool of one actor per instance."""
+
+    def __init__(self, workers: Sequence[WorkerConfig], *, runtime_dir: Path, logs: Path) -> None:
+        self._workers = {worker.name: worker for worker in workers}
+        self._session_dir = runtime_dir / "ray"
+        self._logs = logs
+        self._actors: dict[str, Any] = {}
+        self._runs: dict[str, Any] = {}
+        """Result of each actor's `run`: resolved only when the instance has ended."""
+        self._announcements: dict[str, Any] = {}
+
+    def start(self) -> None:
+        threads = max(worker.engine.threads for worker in self._workers.values())
+        # Ray hands the environment of the process that starts it on to its daemons and to the actors.
+        os.environ |= thread_environment(threads)
+        os.environ |= {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        ray.init(
+            address="local",
+            _temp_dir=str(self._session_dir),
+            _node_ip_address=NODE_ADDRESS,
+            _system_config=SYSTEM_CONFIG,
+            num_cpus=len(self._workers),
+            num_gpus=0,
+            resources={INSTANCE_RESOURCE: len(self._workers)},
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        for name, worker in self._workers.items():
+            self._start_actor(name, worker)
+
+    def _start_actor(self, name: str, worker: WorkerConfig) -> None:
+        options = {"num_cpus": 0, "resources": {INSTANCE_RESOURCE: 1}, "max_restarts": 0, "max_concurrency": 3}
+        remote: Any = ray.remote  # its stubs have no overload for options held in a dict
+        actor = remote(**options)(InstanceActor).remote(
+            ENTRY_MODULES[worker.role], msgspec.json.encode(worker), str(self._logs / f"{name}.log")
+        )
+        self._actors[name] = actor
+        self._announcements[name] = actor.wait_ready.remote()
+        self._runs[name] = actor.run.remote()
+
+    def ready(self) -> set[str]:
+        return {name for name, announced in self._announcements.items() if _resolved(announced)}
+
+    def death(self) -> Death | None:
+        for name, run in self._runs.items():
+            if _resolved(run):
+                return Death(name, _ending(run), log_tail(self._logs / f"{name}.log"))
+        return None
+
+    def stop(self) -> None:
+        if not ray.is_initialized():
+            return
+        for actor in self._actors.values():
+            actor.stop.remote()
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        pending = list(self._runs.values())
+        if pending:
+            ray.wait(pending, num_returns=len(pending), timeout=max(0.0, deadline - time.monotonic()))
+        ray.shutdown()
+
+
+def _resolved(reference: Any) -> bool:
+    done, _ = ray.wait([reference], timeout=0)
+    return bool(done)
+
+
+def _ending(run: Any) -> str:
+    try:
+        ray.get(run)
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[-1]
+    return "ended"

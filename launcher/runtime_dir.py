@@ -1,0 +1,84 @@
+"""The private folder of one running cluster, and proof that nothing of it is left afterwards.
+
+A cluster is named `segue-<8 hex digits>`. Its folder (sockets, logs, Ray's session) and its shared-memory segments
+carry that name, so whoever cleans up needs nothing else. The file `owner` inside names the launcher's process; what a
+killed launcher left behind is swept by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from launcher.host_facts import SHARED_MEMORY
+
+NAME_PREFIX = "segue-"
+OWNER_FILE = "owner"
+
+BASE_CHARS_MAX = 24
+"""Unix socket paths hold 107 bytes and Ray appends about 75 to the folder; a longer temp dir is passed over."""
+
+
+def base_dir() -> Path:
+    base = Path(tempfile.gettempdir())
+    return base if len(str(base)) <= BASE_CHARS_MAX else Path("/tmp")
+
+
+class RuntimeDir:
+    """Created on construction, mode 0700; `remove` deletes the folder and the cluster's shared memory."""
+
+    def __init__(self) -> None:
+        self.cluster = NAME_PREFIX + secrets.token_hex(4)
+        self.path = base_dir() / self.cluster
+        self.path.mkdir(mode=0o700)
+        self.logs = self.path / "logs"
+        self.logs.mkdir()
+        (self.path / OWNER_FILE).write_text(_process_mark(psutil.Process()))
+
+    def remove(self) -> None:
+        remove_cluster(self.path)
+
+
+def remove_cluster(path: Path) -> None:
+    """Delete a cluster's folder and every shared-memory segment named after it."""
+    if SHARED_MEMORY.is_dir():
+        for segment in SHARED_MEMORY.glob(path.name + "*"):
+            segment.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def stale_clusters() -> list[Path]:
+    """Folders of this user whose launcher is gone."""
+    return [path for path in sorted(base_dir().glob(NAME_PREFIX + "*")) if _is_stale(path)]
+
+
+def sweep_stale_clusters() -> list[Path]:
+    """Remove what killed launchers left behind; return what was removed."""
+    stale = stale_clusters()
+    for path in stale:
+        remove_cluster(path)
+    return stale
+
+
+def _is_stale(path: Path) -> bool:
+    owner = path / OWNER_FILE
+    if not owner.is_file() or owner.stat().st_uid != os.getuid():
+        return False
+    mark = owner.read_text()
+    pid = mark.partition(" ")[0]
+    if not pid.isdigit():
+        return False
+    try:
+        return _process_mark(psutil.Process(int(pid))) != mark
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _process_mark(process: psutil.Process) -> str:
+    """Pid and start time: a pid alone may have been given to another process."""
+    return f"{process.pid} {process.create_time():.2f}"
