@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cluster_plan import SHM_SHARE_MAX, plan_front, plan_workers, served_name
+from launcher.host_facts import Gpu, HostFacts
+from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
+from segue.errors import ConfigError
+from segue.manifest import Role
+
+GIB = 1 << 30
+HOST = HostFacts(cores=8, shm_free_bytes=16 * GIB)
+GPU_HOST = HostFacts(cores=8, shm_free_bytes=GIB, gpus=(Gpu(0, "a", 100 * GIB), Gpu(1, "b", 100 * GIB)))
+
+
+def cluster(**settings: object) -> ClusterConfig:
+    return msgspec.structs.replace(ClusterConfig(model=ModelConfig(path="/models/Toy-1B")), **settings)
+
+
+def workers(config: ClusterConfig, host: HostFacts = HOST) -> list[WorkerConfig]:
+    return plan_workers(config, host, cluster="segue-00", conductor="127.0.0.1:1", runtime_dir="/run/segue-00")
+
+
+def test_names_and_roles() -> None:
+    planned = workers(cluster(prefill=2, decode=1, aggregated=1))
+    assert [(worker.name, worker.role) for worker in planned] == [
+        ("prefill-0", Role.PREFILL),
+        ("prefill-1", Role.PREFILL),
+        ("decode-0", Role.DECODE),
+        ("aggregated-0", Role.AGGREGATED),
+    ]
+
+
+def test_uuids_differ_between_instances_and_between_clusters_but_not_between_calls() -> None:
+    first = [worker.uuid for worker in workers(cluster())]
+    other = plan_workers(cluster(), HOST, cluster="segue-01", conductor="c", runtime_dir="r")
+    assert first == [worker.uuid for worker in workers(cluster())]
+    assert len({*first, *(worker.uuid for worker in other)}) == 4
+
+
+def test_every_worker_dials_the_conductor_and_keeps_to_the_clusters_names() -> None:
+    for worker in workers(cluster()):
+        assert worker.conductors == ("127.0.0.1:1",)
+        assert (worker.shm_prefix, worker.runtime_dir) == ("segue-00", "/run/segue-00")
+
+
+@pytest.mark.parametrize(("path", "name"), [("/m/Toy-1B", "Toy-1B"), ("/m/toy.Q4_1.gguf", "toy.Q4_1"), ("toy/", "toy")])
+def test_model_is_served_under_its_own_name(path: str, name: str) -> None:
+    assert served_name(ModelConfig(path=path)) == name
+
+
+def test_given_name_wins_everywhere() -> None:
+    config = cluster(model=ModelConfig(path="/m/x", name="nice"))
+    assert plan_front(config).model_names == ("nice",)
+    assert {worker.model.name for worker in workers(config)} == {"nice"}
+
+
+def test_front_keeps_what_was_asked() -> None:
+    asked = FrontConfig(host="0.0.0.0", grpc_port=1, http_port=2)
+    assert plan_front(cluster(front=asked)) == msgspec.structs.replace(asked, model_names=("Toy-1B",))
+
+
+@given(cores=st.integers(1, 64), prefill=st.integers(1, 8), decode=st.integers(1, 8))
+def test_instances_never_want_more_threads_than_cores_unless_there_are_fewer_cores(
+    cores: int, prefill: int, decode: int
+) -> None:
+    host = HostFacts(cores=cores, shm_free_bytes=64 * GIB)
+    threads = [worker.engine.threads for worker in workers(cluster(prefill=prefill, decode=decode), host)]
+    assert min(threads) >= 1
+    assert sum(threads) <= max(cores, len(threads))
+
+
+def test_asked_for_threads_are_kept() -> None:
+    assert {worker.engine.threads for worker in workers(cluster(engine=EngineConfig(threads=3)))} == {3}
+
+
+@given(shm=st.integers(GIB, 64 * GIB), instances=st.integers(2, 6))
+def test_page_pools_together_fit_shared_memory(shm: int, instances: int) -> None:
+    host = HostFacts(cores=2, shm_free_bytes=shm)
+    planned = workers(cluster(prefill=1, decode=instances - 1), host)
+    assert sum(worker.engine.kv_memory_bytes for worker in planned) <= shm * SHM_SHARE_MAX
+
+
+def test_small_shared_memory_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"/dev/shm.*--shm-size"):
+        workers(cluster(), HostFacts(cores=2, shm_free_bytes=64 << 20))
+
+
+def test_more_page_memory_than_there_is_gets_refused() -> None:
+    with pytest.raises(ConfigError, match="--kv-memory"):
+        workers(cluster(engine=EngineConfig(kv_memory_bytes=10 * GIB)))
+
+
+def test_counted_pages_leave_sizing_to_the_engine() -> None:
+    planned = workers(cluster(engine=EngineConfig(pages=64)), HostFacts(cores=2, shm_free_bytes=0))
+    assert {(worker.engine.pages, worker.engine.kv_memory_bytes) for worker in planned} == {(64, 0)}
+
+
+def test_instances_are_dealt_over_gpus() -> None:
+    planned = workers(cluster(prefill=1, decode=2), GPU_HOST)
+    assert [worker.engine.device for worker in planned] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_instances_that_share_a_gpu_share_its_memory() -> None:
+    first, alone, second = workers(cluster(prefill=1, decode=2), GPU_HOST)
+    assert first.engine.kv_memory_bytes == second.engine.kv_memory_bytes == 30 * GIB
+    assert alone.engine.kv_memory_bytes == 0
+
+
+def test_cpu_can_be_forced_on_a_gpu_host() -> None:
+    assert {worker.engine.device for worker in workers(cluster(engine=EngineConfig(device="cpu")), GPU_HOST)} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "option"),
+    [
+        ({"prefill": 0, "decode": 0}, "no instances"),
+        ({"prefill": 1, "decode": 0}, "--decode"),
+        ({"prefill": 0, "decode": 1}, "--prefill"),
+        ({"prefill": -1}, "--prefill"),
+    ],
+)
+def test_sets_of_instances_that_cannot_serve_are_refused(counts: dict[str, int], option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        plan_front(cluster(**counts))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.options import check_model_path, cluster_config, parse_bytes, read_config_file
+from segue.config import ClusterConfig
+from segue.errors import ConfigError
+
+
+def asked(given: dict[str, object], from_file: dict[str, object] | None = None) -> ClusterConfig:
+    return cluster_config(given, from_file or {}, "test")
+
+
+def test_defaults_are_one_prefill_and_one_decode_on_loopback() -> None:
+    config = asked({"model": "m"})
+    assert (config.prefill, config.decode, config.aggregated) == (1, 1, 0)
+    assert (config.front.host, config.front.grpc_port, config.front.http_port) == ("127.0.0.1", 50051, 8000)
+
+
+def test_aggregated_alone_replaces_the_pair() -> None:
+    config = asked({"model": "m", "aggregated": 2})
+    assert (config.prefill, config.decode, config.aggregated) == (0, 0, 2)
+
+
+def test_aggregated_beside_an_asked_for_pair() -> None:
+    config = asked({"model": "m", "aggregated": 1, "prefill": 2, "decode": 1})
+    assert (config.prefill, config.decode, config.aggregated) == (2, 1, 1)
+
+
+def test_command_line_wins_over_file_and_file_over_defaults() -> None:
+    from_file = {"model": {"path": "m", "dtype": "bfloat16"}, "scheduler": {"max_num_seqs": 3, "pipeline_depth": 1}}
+    config = asked({"max_num_seqs": 5, "dtype": None}, from_file)
+    assert (config.scheduler.max_num_seqs, config.scheduler.pipeline_depth) == (5, 1)
+    assert config.model.dtype == "bfloat16"
+
+
+def test_merging_leaves_the_file_as_it_was() -> None:
+    from_file: dict[str, object] = {"model": {"path": "m"}}
+    asked({"dtype": "float16"}, from_file)
+    assert from_file == {"model": {"path": "m"}}
+
+
+def test_unknown_key_in_a_file_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="max_seqs"):
+        asked({"model": "m"}, {"scheduler": {"max_seqs": 3}})
+
+
+def test_model_is_needed() -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        asked({})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1048576", 1 << 20), ("512MiB", 512 << 20), ("2G", 2 << 30), ("1.5gb", 3 << 29), ("7 k", 7168)]
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1G", "1Q", "1G extra"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-memory"):
+        parse_bytes(text)
+
+
+def test_toml_and_json_files_say_the_same(tmp_path: Path) -> None:
+    toml, json = tmp_path / "a.toml", tmp_path / "a.json"
+    toml.write_text('prefill = 2\n[model]\npath = "m"\n')
+    json.write_text('{"prefill": 2, "model": {"path": "m"}}')
+    assert read_config_file(toml) == read_config_file(json) == {"prefill": 2, "model": {"path": "m"}}
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", ""), ("a.toml", "prefill ="), ("a.json", "[1]")])
+def test_unreadable_file_is_an_error_that_names_it(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        read_config_file(path)
+
+
+def test_model_path_must_exist_and_look_like_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        check_model_path(str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        check_model_path(str(tmp_path))
+    (tmp_path / "weights.bin").touch()
+    with pytest.raises(ConfigError, match="neither"):
+        check_model_path(str(tmp_path / "weights.bin"))
+    (tmp_path / "config.json").touch()
+    check_model_path(str(tmp_path))
