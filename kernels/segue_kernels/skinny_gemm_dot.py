@@ -142,7 +142,7 @@ def skinny_linear(
     tile: DotTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """x [M, K], w [N, K] -> [M, N], M <= 64; with `residual` [M, N] the result is added into it. `out` may be float32."""
+    """x [M, K], w [N, K] -> [M, N], M <= 64; with `residual` the result is added into it. `out` may be float32."""
     if out is None:
         out = x.new_empty(x.shape[0], w.shape[0]) if residual is None else residual
     return _launch(x, w, w.shape[0], out, residual, False, tile or DotTile(), pdl)

@@ -1,0 +1,50 @@
+"""Row state on the device: scattered words, and the gather into batch order."""
+
+from __future__ import annotations
+
+import torch
+
+from segue_kernels.decode_state import (
+    BatchBuffers,
+    begin_step,
+    begin_step_reference,
+    scatter_words,
+    scatter_words_reference,
+)
+
+
+def test_scatter_changes_the_named_words_only(device: torch.device) -> None:
+    target = torch.arange(1000, dtype=torch.int32, device=device)
+    offsets = torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:300].int()
+    updates = torch.stack([offsets, -offsets - 1], dim=1).to(device)
+    expected = target.clone()
+    scatter_words_reference(expected, updates)
+    scatter_words(target, updates)
+    assert torch.equal(target, expected)
+    assert int((target < 0).sum()) == 300
+
+
+def test_begin_step_gathers_rows_into_batch_order(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(2)
+    hidden, page_size = 72, 4
+    embedding = torch.randn(11, hidden, generator=generator).to(device)
+    tokens = torch.tensor([3, 10, 0], dtype=torch.int32, device=device)
+    positions = torch.tensor([3, 4, 300], dtype=torch.int32, device=device)
+    tables = torch.randint(0, 99, (3, 80), generator=generator, dtype=torch.int32).to(device)
+    rows = torch.tensor([2, -1, 0, 1], dtype=torch.int32, device=device)
+
+    def buffers() -> BatchBuffers:
+        return BatchBuffers(
+            x=torch.full((4, hidden), 9.0, device=device),
+            positions=torch.full((4,), 9, dtype=torch.int32, device=device),
+            seq_lens=torch.full((4,), 9, dtype=torch.int32, device=device),
+            tables=torch.full((4, 80), -5, dtype=torch.int32, device=device),
+        )
+
+    expected, batch = buffers(), buffers()
+    begin_step_reference(rows, tokens, positions, tables, embedding, expected, page_size)
+    begin_step(rows, tokens, positions, tables, embedding, batch, page_size)
+    assert torch.equal(batch.x, expected.x)
+    assert batch.positions.tolist() == [300, -1, 3, 4]
+    assert batch.seq_lens.tolist() == [301, 0, 4, 5]
+    assert torch.equal(batch.tables, expected.tables)
