@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from segue_kernels.norm import rms_norm_reference
 from segue_kernels.programmatic_launch import launch_options
-from segue_kernels.rope_store import page_slots, rope_store_reference, rotate_halves
+from segue_kernels.rope_store import kv_lines, rope_store_reference, rotate_halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,7 @@ def gemv_rope_kernel(
     w_ptr,
     gain_ptr,
     rope_ptr,
-    position_ptr,
-    table_ptr,
+    slot_ptr,
     q_ptr,
     pages_ptr,
     layer,
@@ -168,19 +167,20 @@ def gemv_rope_kernel(
     low, high = tl.split(tl.reshape(products, [BLOCK_N, 2]))
     pair = first_pair + tl.arange(0, BLOCK_N)
     inside = pair < HALF
-    position = tl.load(position_ptr)
     if head < HEADS + KV_HEADS:
-        low, high = rotate_halves(low, high, rope_ptr, tl.maximum(position, 0), pair, HALF)
+        low, high = rotate_halves(low, high, rope_ptr, pair, HALF)
     if head < HEADS:
         target = q_ptr + head * DIM + pair
         tl.store(target, low.to(q_ptr.dtype.element_ty), mask=inside)
         tl.store(target + HALF, high.to(q_ptr.dtype.element_ty), mask=inside)
-    elif position >= 0:
-        kv = (head - HEADS) // KV_HEADS
-        kv_head = head - HEADS - kv * KV_HEADS
-        slot = page_slots(pages_ptr, table_ptr, position, kv_head, kv, layer, page_stride, KV_HEADS, PAGE_SIZE, DIM)
-        tl.store(slot + pair, low.to(pages_ptr.dtype.element_ty), mask=inside)
-        tl.store(slot + HALF + pair, high.to(pages_ptr.dtype.element_ty), mask=inside)
+    else:
+        slot = tl.load(slot_ptr)
+        if slot >= 0:
+            kv = (head - HEADS) // KV_HEADS
+            kv_head = head - HEADS - kv * KV_HEADS
+            line = kv_lines(pages_ptr, slot, kv_head, kv, layer, page_stride, KV_HEADS, PAGE_SIZE, DIM)
+            tl.store(line + pair, low.to(pages_ptr.dtype.element_ty), mask=inside)
+            tl.store(line + HALF + pair, high.to(pages_ptr.dtype.element_ty), mask=inside)
 
 
 def gemv(
@@ -256,8 +256,7 @@ def gemv_rope(
     gain: torch.Tensor,
     eps: float,
     rope: torch.Tensor,
-    position: torch.Tensor,
-    block_table: torch.Tensor,
+    slot: torch.Tensor,
     kv_pages: torch.Tensor,
     layer: int,
     heads: int,
@@ -266,7 +265,7 @@ def gemv_rope(
     tile: GemvTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """x [1, K] -> q [1, heads, dim]; K and V land at `position` (int32 [1], -1: nowhere) of `block_table` [1, n]."""
+    """x [1, K] -> q [1, heads, dim]; rope [1, dim]; K and V land in `slot` (int64 [1], -1: nowhere)."""
     _, _, _, kv_heads, page_size, dim = kv_pages.shape
     k = w.shape[1]
     tile = (tile or GemvTile(rows=2)).fit(k)
@@ -277,8 +276,7 @@ def gemv_rope(
         w,
         gain,
         rope,
-        position,
-        block_table,
+        slot,
         out,
         kv_pages,
         layer,
@@ -324,13 +322,11 @@ def rope_reference(
     gain: torch.Tensor,
     eps: float,
     rope: torch.Tensor,
-    position: torch.Tensor,
-    block_table: torch.Tensor,
+    slot: torch.Tensor,
     kv_pages: torch.Tensor,
     layer: int,
     heads: int,
 ) -> torch.Tensor:
     """The eager twin of `gemv_rope`: same result, same effect on `kv_pages`."""
     qkv = linear_reference(x.float(), w, gain=gain, eps=eps)
-    rows = torch.zeros_like(position)
-    return rope_store_reference(qkv, rope, position, rows, block_table, kv_pages, layer, heads).to(x.dtype)
+    return rope_store_reference(qkv, rope, slot, kv_pages, layer, heads).to(x.dtype)

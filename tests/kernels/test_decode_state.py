@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from segue_kernels.decode_state import (
     BatchBuffers,
     begin_step,
@@ -33,18 +32,19 @@ def test_begin_step_gathers_rows_into_batch_order(device: torch.device) -> None:
     tables = torch.randint(0, 99, (3, 80), generator=generator, dtype=torch.int32).to(device)
     rows = torch.tensor([2, -1, 0, 1], dtype=torch.int32, device=device)
 
+    rope = torch.randn(301, 10, generator=generator).to(device)
+
     def buffers() -> BatchBuffers:
-        return BatchBuffers(
-            x=torch.full((4, hidden), 9.0, device=device),
-            positions=torch.full((4,), 9, dtype=torch.int32, device=device),
-            seq_lens=torch.full((4,), 9, dtype=torch.int32, device=device),
-            tables=torch.full((4, 80), -5, dtype=torch.int32, device=device),
-        )
+        batch = BatchBuffers.allocate(4, 80, hidden, 10, torch.float32, device)
+        for name in BatchBuffers.__dataclass_fields__:
+            getattr(batch, name).fill_(-5)
+        return batch
 
     expected, batch = buffers(), buffers()
-    begin_step_reference(rows, tokens, positions, tables, embedding, expected, page_size)
-    begin_step(rows, tokens, positions, tables, embedding, batch, page_size)
-    assert torch.equal(batch.x, expected.x)
-    assert batch.positions.tolist() == [300, -1, 3, 4]
+    begin_step_reference(rows, tokens, positions, tables, embedding, rope, expected, page_size)
+    begin_step(rows, tokens, positions, tables, embedding, rope, batch, page_size)
+    for name in BatchBuffers.__dataclass_fields__:
+        assert torch.equal(getattr(batch, name), getattr(expected, name)), name
     assert batch.seq_lens.tolist() == [301, 0, 4, 5]
-    assert torch.equal(batch.tables, expected.tables)
+    assert batch.slots[1] == -1
+    assert (batch.tables[1] == -5).all()

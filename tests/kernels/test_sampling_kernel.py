@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from segue_kernels.sampling import RowState, SampleScratch, sample, sample_reference
 
 VOCAB = 2100

@@ -73,31 +73,28 @@ def test_gemv_gated_matches_the_eager_twin(
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [FLOAT, BFLOAT])
-@pytest.mark.parametrize("position", [0, 7, 9])
+@pytest.mark.parametrize("slot", [0, 9, 19])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 1, 16), (4, 2, 10)])
 def test_gemv_rope_matches_the_eager_twin(
-    device: torch.device, dtype: torch.dtype, tolerance: float, position: int, heads: int, kv_heads: int, dim: int
+    device: torch.device, dtype: torch.dtype, tolerance: float, slot: int, heads: int, kv_heads: int, dim: int
 ) -> None:
     x, w, gain = operands((heads + 2 * kv_heads) * dim, 72, 1, dtype, device)
     pages = randn(4, 2, 2, kv_heads, 5, dim, dtype=dtype, device=device, seed=5)
-    table = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
-    at = torch.tensor([position], dtype=torch.int32, device=device)
-    rope = rope_table(1.0 / 100 ** (torch.arange(0, dim, 2) / dim), 10).to(device)
+    at = torch.tensor([slot], device=device)
+    rope = rope_table(1.0 / 100 ** (torch.arange(0, dim, 2) / dim), 20)[slot : slot + 1].to(device)
     expected_pages = pages.clone()
-    expected = rope_reference(x, w, gain, EPS, rope, at, table, expected_pages, 1, heads)
-    q = gemv_rope(x, w, gain, EPS, rope, at, table, pages, 1, heads, tile=GemvTile(rows=4, columns=64, warps=2))
+    expected = rope_reference(x, w, gain, EPS, rope, at, expected_pages, 1, heads)
+    q = gemv_rope(x, w, gain, EPS, rope, at, pages, 1, heads, tile=GemvTile(rows=4, columns=64, warps=2))
     torch.testing.assert_close(q, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(pages, expected_pages, rtol=tolerance, atol=tolerance)
 
 
-def test_gemv_rope_of_a_padding_row_writes_no_page(device: torch.device) -> None:
+def test_gemv_rope_without_a_slot_writes_no_page(device: torch.device) -> None:
     x, w, gain = operands(5 * 16, 72, 1, torch.float32, device)
     pages = randn(4, 2, 2, 1, 5, 16, dtype=torch.float32, device=device, seed=5)
     before = pages.clone()
-    at = torch.tensor([-1], dtype=torch.int32, device=device)
-    table = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
-    rope = rope_table(torch.ones(8), 4).to(device)
-    gemv_rope(x, w, gain, EPS, rope, at, table, pages, 1, 3, tile=TILE)
+    rope = rope_table(torch.ones(8), 1).to(device)
+    gemv_rope(x, w, gain, EPS, rope, torch.tensor([-1], device=device), pages, 1, 3, tile=TILE)
     assert torch.equal(pages, before)
 
 

@@ -65,14 +65,16 @@ def test_embedding_picks_rows_and_zeros_padding(device: torch.device, ids_dtype:
     assert not out[2].any()
 
 
-def paged_case(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, block: int):
+def paged_case(
+    device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, block: int
+) -> tuple[torch.Tensor, ...]:
+    """Five tokens: first and last slot of the pool, one without a slot, the last of a page and the first of another."""
     pages = randn(9, 3, 2, kv_heads, block, dim, dtype=dtype, device=device, seed=5)
-    tables = torch.tensor([[7, 2, 0], [1, 8, 3]], dtype=torch.int32, device=device)
-    positions = torch.tensor([0, block - 1, -1, block, 3 * block - 1], dtype=torch.int32, device=device)
-    rows = torch.tensor([0, 1, 0, 1, 0], dtype=torch.int32, device=device)
+    slots = torch.tensor([0, 9 * block - 1, -1, 3 * block - 1, 5 * block], device=device)
     qkv = randn(5, (heads + 2 * kv_heads) * dim, dtype=dtype, device=device, seed=6)
     frequencies = 1.0 / 10000 ** (torch.arange(0, dim, 2) / dim)
-    return pages, tables, positions, rows, qkv, rope_table(frequencies, 3 * block).to(device)
+    rope = rope_table(frequencies, 40)[[0, 7, 0, 39, 20]].to(device)
+    return pages, slots, qkv, rope
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
@@ -80,21 +82,21 @@ def paged_case(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: i
 def test_rope_store_matches_the_eager_twin(
     device: torch.device, dtype: torch.dtype, tolerance: float, heads: int, kv_heads: int, dim: int, block: int
 ) -> None:
-    pages, tables, positions, rows, qkv, rope = paged_case(device, dtype, heads, kv_heads, dim, block)
+    pages, slots, qkv, rope = paged_case(device, dtype, heads, kv_heads, dim, block)
     expected_pages = pages.clone()
-    expected = rope_store_reference(qkv, rope, positions, rows, tables, expected_pages, 1, heads)
-    q = rope_store(qkv, rope, positions, rows, tables, pages, 1, heads)
+    expected = rope_store_reference(qkv, rope, slots, expected_pages, 1, heads)
+    q = rope_store(qkv, rope, slots, pages, 1, heads)
     torch.testing.assert_close(q, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(pages, expected_pages, rtol=tolerance, atol=tolerance)
 
 
 def test_rope_store_touches_only_the_slots_of_live_tokens(device: torch.device) -> None:
-    pages, tables, positions, rows, qkv, rope = paged_case(device, torch.float32, 4, 2, 16, 5)
+    pages, slots, qkv, rope = paged_case(device, torch.float32, 4, 2, 16, 5)
     before = pages.clone()
-    rope_store(qkv, rope, positions, rows, tables, pages, 2, 4)
+    rope_store(qkv, rope, slots, pages, 2, 4)
     changed = (pages != before).any(-1).nonzero()
-    touched = {(page, layer, slot) for page, layer, _, _, slot in changed.tolist()}
-    assert touched == {(7, 2, 0), (1, 2, 4), (8, 2, 0), (0, 2, 4)}
+    touched = {(page, layer, offset) for page, layer, _, _, offset in changed.tolist()}
+    assert touched == {(0, 2, 0), (8, 2, 4), (2, 2, 4), (5, 2, 0)}
 
 
 @pytest.mark.gpu
@@ -103,11 +105,10 @@ def test_rope_store_reaches_pages_past_two_gibi_elements(device: torch.device) -
     page_elements = layers * 2 * kv_heads * block * dim
     count = 2**31 // page_elements + 3
     pages = torch.zeros(count, layers, 2, kv_heads, block, dim, dtype=torch.bfloat16, device=device)
-    tables = torch.tensor([[count - 1]], dtype=torch.int32, device=device)
-    positions = torch.tensor([5], dtype=torch.int32, device=device)
+    slots = torch.tensor([(count - 1) * block + 5], device=device)
     qkv = randn(1, (heads + 2 * kv_heads) * dim, dtype=torch.bfloat16, device=device, seed=7)
-    rope = rope_table(1.0 / 10000 ** (torch.arange(0, dim, 2) / dim), 64).to(device)
-    rope_store(qkv, rope, positions, torch.zeros_like(positions), tables, pages, layers - 1, heads)
+    rope = rope_table(1.0 / 10000 ** (torch.arange(0, dim, 2) / dim), 64)[5:6].to(device)
+    rope_store(qkv, rope, slots, pages, layers - 1, heads)
     assert torch.equal(pages[-1, -1, 1, :, 5].reshape(-1), qkv[0, -kv_heads * dim :])
     assert pages[-1].count_nonzero() == pages[-1, -1, :, :, 5].count_nonzero()
     assert not pages[:4].any()
