@@ -19,6 +19,7 @@ from launcher.host_facts import HostFacts
 from launcher.instance_pool import Death, InstancePool
 from launcher.processes import POLL_SECONDS, ChildProcess, LocalProcesses, stop_children, thread_environment
 from launcher.progress import Progress
+from launcher.ray_environment import prepare_ray_environment
 from launcher.runtime_dir import RuntimeDir
 from segue.config import ClusterConfig, WorkerConfig
 from segue.errors import SegueError
@@ -114,7 +115,8 @@ class Cluster:
     def _make_pool(self, workers: list[WorkerConfig]) -> InstancePool:
         if self._config.local_processes:
             return LocalProcesses(workers, logs=self._logs)
-        from launcher.ray_pool import RayPool  # Ray is an optional package and slow to import
+        prepare_ray_environment(max(worker.engine.threads for worker in workers))
+        from launcher.ray_pool import RayPool  # optional, slow to import, and reads the environment when it is
 
         return RayPool(workers, runtime_dir=self._runtime.path, logs=self._logs)
 

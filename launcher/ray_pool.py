@@ -2,13 +2,11 @@
 
 Ray places the actors, keeps their processes and notices deaths; requests, tokens and K/V never pass through it. Its
 session lies inside the cluster's private folder, its daemons end with the launcher (Ray ties their fate to the driver),
-and access needs a token made for this run alone.
+and access needs a token made for this run alone (`ray_environment.py`, prepared before this module is imported).
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ import ray
 from launcher.cluster_plan import ENTRY_MODULES
 from launcher.instance_actor import InstanceActor
 from launcher.instance_pool import Death
-from launcher.processes import STOP_SECONDS_MAX, log_tail, thread_environment
+from launcher.processes import STOP_SECONDS_MAX, log_tail
 from segue.config import WorkerConfig
 
 NODE_ADDRESS = "127.0.0.2"
@@ -56,14 +54,6 @@ class RayPool:
         self._announcements: dict[str, Any] = {}
 
     def start(self) -> None:
-        threads = max(worker.engine.threads for worker in self._workers.values())
-        # Ray hands the environment of the process that starts it on to its daemons and to the actors.
-        os.environ |= thread_environment(threads)
-        os.environ |= {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        }
         ray.init(
             address="local",
             _temp_dir=str(self._session_dir),
@@ -119,6 +109,8 @@ def _resolved(reference: Any) -> bool:
 def _ending(run: Any) -> str:
     try:
         ray.get(run)
+    except ray.exceptions.ActorDiedError:
+        return "died without a word (often the kernel, out of memory)"
     except ray.exceptions.RayError as error:
         return str(error).strip().splitlines()[-1]
     return "ended"
