@@ -1,1 +1,1 @@
-"""gateway of the conductor."""
+"""The front door: owns the client's socket, the text of a request, its token log and its terminal state."""

@@ -1,0 +1,86 @@
+"""From what a front door read to a live request: tokenise, validate, hash, open. The same path for gRPC and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import msgspec
+
+from conductor.gateway.hash_chain import tenant_chain
+from conductor.gateway.live_request import LiveRequest
+from conductor.gateway.model_catalog import ModelCatalog, UsableModel
+from conductor.gateway.request_fields import CheckedRequest, SamplingFields
+from conductor.gateway.request_table import RequestTable
+from conductor.gateway.session_events import SessionSpec
+from conductor.gateway.validate import check_prompt_length, validate
+
+HASH_INLINE_TOKENS_MAX = 16_384
+"""Longer prompts are hashed in a thread: 16k tokens at 16 per block are 1024 hashes, about 1 ms."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a client's call beside its prompt."""
+
+    request_id: str
+    arrived_us: int
+    deadline_us: int = 0
+    tenant: str = ""
+
+
+class Intake:
+    def __init__(self, catalog: ModelCatalog, table: RequestTable, pool: Executor, tenant_secret: bytes) -> None:
+        self.catalog = catalog
+        self.table = table
+        self._pool = pool
+        self._tenant_secret = tenant_secret
+
+    async def tokenize(self, model: UsableModel, text: str, *, add_bos: bool = True, name: str = "prompt") -> list[int]:
+        """Refuses a text that cannot possibly fit before spending time on it."""
+        check_prompt_length(model.codec.tokens_at_least(text), model.limits, name, at_least=True)
+        return await model.codec.encode(text, self._pool, add_bos=add_bos)
+
+    async def tokenize_chat(self, model: UsableModel, rendered: str) -> list[int]:
+        check_prompt_length(model.codec.tokens_at_least(rendered), model.limits, "messages", at_least=True)
+        return await model.codec.encode_chat(rendered, self._pool)
+
+    def check(
+        self, model: UsableModel, prompt_ids: Sequence[int], fields: SamplingFields, *, max_tokens_default: int | None
+    ) -> CheckedRequest:
+        seed = secrets.randbits(63)
+        return validate(fields, prompt_ids, model.limits, seed_drawn=seed, max_tokens_default=max_tokens_default)
+
+    async def open(self, model: UsableModel, call: Call, checked: CheckedRequest, wake: asyncio.Event) -> LiveRequest:
+        """Raises the RequestError with which the request ended at once."""
+        self.table.check_id_free(call.request_id)
+        chain = tenant_chain(model.served, self._tenant_secret, call.tenant)
+        if checked.tokens_prompt > HASH_INLINE_TOKENS_MAX:
+            await asyncio.get_running_loop().run_in_executor(self._pool, chain.over, checked.prompt_ids)
+        spec = SessionSpec(
+            request_id=call.request_id,
+            model=model.name,
+            prompt_ids=checked.prompt_ids,
+            tokens_prompt=checked.tokens_prompt,
+            sampling=checked.sampling,
+            arrived_us=call.arrived_us,
+            tokenized_us=max(self.table.now_us() - call.arrived_us, 1),
+            deadline_us=call.deadline_us,
+            tenant=call.tenant,
+        )
+        text = model.codec.stream(
+            checked.stops,
+            skip_special_tokens=checked.skip_special_tokens,
+            tokens_free=checked.sampling.min_tokens,
+        )
+        return self.table.open(spec, text, chain, wake)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seeds of `n` choices: the first is the request's own, the others independent of it and of each other."""
+    if choice == 0:
+        return seed
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + choice.to_bytes(4, "little")).digest()
+    return int.from_bytes(digest[:8], "little")

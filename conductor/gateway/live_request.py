@@ -1,0 +1,84 @@
+"""One live request between the table that feeds it and the front that drains it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conductor.gateway.hash_chain import HashChain
+from conductor.gateway.session import Session
+from conductor.gateway.session_events import Emit, End
+from segue.errors import InternalError, SegueError
+from segue.plan import TokenLogprobs
+
+
+class LiveRequest:
+    """Merges what arrives between two reads into one Emit: a slow client gets larger pieces, never a longer queue.
+
+    `wake` is set on every change; several requests (choices of one call) may share it.
+    """
+
+    def __init__(self, session: Session, chain: HashChain, wake: asyncio.Event) -> None:
+        self.session = session
+        self.chain = chain
+        self.wake = wake
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at_us = 0
+        self.replan: asyncio.TimerHandle | None = None
+        self.emitted_us = 0
+        self._token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+
+    @property
+    def request_id(self) -> str:
+        return self.session.spec.request_id
+
+    @property
+    def end(self) -> End | None:
+        """The terminal state; there may still be something to `take`."""
+        return self.session.end
+
+    def put(self, emit: Emit) -> None:
+        self._token_ids += emit.token_ids
+        self._texts.append(emit.text)
+        if emit.logprobs is not None:
+            self._logprobs += emit.logprobs
+
+    def take(self) -> Emit | None:
+        """Everything since the last call, or None."""
+        if not self._token_ids and not self._texts:
+            return None
+        wants_logprobs = self.session.spec.sampling.logprobs is not None
+        emit = Emit(self._token_ids, "".join(self._texts), self._logprobs if wants_logprobs else None)
+        self._token_ids, self._texts, self._logprobs = [], [], []
+        return emit
+
+    async def next(self) -> Emit | None:
+        """The next piece; None at a good end. Raises the error of any other end, after the last piece was taken.
+
+        Only for requests that do not share their `wake`.
+        """
+        while True:
+            emit = self.take()
+            if emit is not None:
+                return emit
+            if self.end is not None:
+                raise_for(self.end)
+                return None
+            await self.wake.wait()
+            self.wake.clear()
+
+    def disarm(self) -> None:
+        for handle in (self.timer, self.replan):
+            if handle is not None:
+                handle.cancel()
+        self.timer = self.replan = None
+
+
+def raise_for(end: End) -> None:
+    """Raise what the client has to be told, if the end was not a good one."""
+    if end.error is None:
+        return
+    if isinstance(end.error, SegueError):
+        raise end.error
+    raise InternalError(str(end.error)) from end.error

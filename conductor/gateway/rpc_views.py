@@ -1,0 +1,91 @@
+"""Answers of the Inference service as protobuf messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from segue_proto.convert import FINISH_TO_PB
+from segue_proto.v1 import inference_pb2
+
+from conductor.gateway.session_events import Emit, End, Summary
+from conductor.ports import ClusterView, InstanceView
+from segue.plan import TokenLogprobs
+
+
+def emit_to_pb(emit: Emit, token_text: Callable[[int], str]) -> inference_pb2.GenerateResponse:
+    delta = inference_pb2.Delta(token_ids=emit.token_ids, text=emit.text)
+    for entry in emit.logprobs or ():
+        delta.logprobs.append(_logprobs_to_pb(entry, token_text))
+    return inference_pb2.GenerateResponse(delta=delta)
+
+
+def _logprobs_to_pb(entry: TokenLogprobs, token_text: Callable[[int], str]) -> inference_pb2.TokenLogprobs:
+    top = [
+        inference_pb2.TopLogprob(token_id=token_id, logprob=logprob, text=token_text(token_id))
+        for token_id, logprob in entry.top
+    ]
+    return inference_pb2.TokenLogprobs(logprob=entry.logprob, top=top)
+
+
+def finished_to_pb(summary: Summary, end: End) -> inference_pb2.GenerateResponse:
+    finished = inference_pb2.Finished(
+        reason=FINISH_TO_PB[end.reason],
+        usage=inference_pb2.Usage(
+            tokens_prompt=summary.tokens_prompt,
+            tokens_generated=summary.tokens_generated,
+            tokens_cached=summary.tokens_cached,
+        ),
+        timing=inference_pb2.Timing(
+            tokenized_us=summary.tokenized_us,
+            routed_us=summary.routed_us,
+            prefill_started_us=summary.prefill_started_us,
+            first_token_us=summary.first_token_us,
+            handoff_complete_us=summary.handoff_complete_us,
+            finished_us=summary.finished_us,
+        ),
+        prefill_instance=summary.prefill_instance,
+        decode_instance=summary.decode_instance,
+        attempts=summary.attempts,
+    )
+    return inference_pb2.GenerateResponse(finished=finished)
+
+
+def cluster_to_pb(view: ClusterView, requests_live: int, version: str) -> inference_pb2.GetClusterResponse:
+    return inference_pb2.GetClusterResponse(
+        instances=[_instance_to_pb(instance) for instance in view.instances],
+        models=[
+            inference_pb2.Model(
+                name=served.card.name,
+                architecture=served.card.architecture,
+                max_model_len=served.max_model_len,
+                vocab_size=served.card.vocab_size,
+            )
+            for served in view.models
+        ],
+        requests_queued=view.requests_queued,
+        requests_live=requests_live,
+        version=version,
+    )
+
+
+def _instance_to_pb(instance: InstanceView) -> inference_pb2.Instance:
+    manifest, load = instance.manifest, instance.load
+    message = inference_pb2.Instance(
+        name=manifest.name,
+        uuid=manifest.ref.uuid,
+        incarnation=manifest.ref.incarnation,
+        role=manifest.role.value,
+        model=manifest.model,
+        state="draining" if instance.draining else "ready",
+        pages_total=manifest.pages_total,
+        block_size=manifest.layout.block_size,
+        pid=manifest.pid,
+        host=manifest.host,
+    )
+    if load is not None:
+        message.running, message.waiting = load.running, load.waiting
+        message.tokens_queued, message.preemptions = load.tokens_queued, load.preemptions
+        message.pages_free, message.pages_active = load.pages_free, load.pages_active
+        message.pages_cached, message.pages_held = load.pages_cached, load.pages_held
+        message.pages_quarantined = load.pages_quarantined
+    return message

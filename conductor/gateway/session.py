@@ -1,0 +1,273 @@
+"""The life of one request as its gateway sees it: a pure state machine that owns the token log and the terminal state.
+
+    WAITING --Submitted--> PLANNED --Placed--> PLACED --tokens--> STREAMING --> ENDED
+       ^                      |                  |                    |
+       +----------------------+--- AttemptFailed +--------------------+
+
+Rules that hold whatever instances send:
+
+- Every attempt has a number. Messages of another attempt are stale and counted, never used: a token that an earlier
+  plan sampled late need not be the one that the present plan continues from.
+- Each token position is emitted at most once, in order (`TokenLog`), and nothing after the end is emitted or counted.
+- There is exactly one End. The instance's finish is a report; a stop string, the length, a cancel or the deadline end
+  the request here first.
+- A failed attempt is planned again with prompt and tokens so far, at most limits.ATTEMPTS_MAX plans in all, the later
+  ones with growing delays. A rejection ends the request only at its first plan; afterwards it counts as a failed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from conductor.gateway.session_events import (
+    AttemptFailed,
+    Decision,
+    Emit,
+    End,
+    Event,
+    HandoffComplete,
+    Placed,
+    Rejected,
+    Replan,
+    SessionSpec,
+    Stopped,
+    Submitted,
+    Summary,
+)
+from conductor.gateway.text_stream import TextStream
+from conductor.gateway.token_log import TokenLog
+from conductor.ports import ReceivedTokens
+from segue import limits
+from segue.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded, Unavailable
+from segue.plan import TokenLogprobs
+
+REPLAN_DELAYS_US = (0, 0, 100_000, 400_000, 1_600_000)
+"""Before attempt 1, 2, ...: the first re-plan is at once, later ones give a restarting instance time to return."""
+
+GAP_US_MAX = 3_000_000
+"""A missing position that an instance's reconnect did not replay by then (its lease's scale) fails the attempt."""
+
+
+class State(Enum):
+    WAITING = "to be submitted"
+    PLANNED = "submitted, not placed"
+    PLACED = "instances chosen"
+    STREAMING = "tokens arrive"
+    ENDED = "terminal"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.PLANNED, State.WAITING, State.ENDED}),
+    State.PLANNED: frozenset({State.PLACED, State.STREAMING, State.WAITING, State.ENDED}),
+    State.PLACED: frozenset({State.STREAMING, State.WAITING, State.ENDED}),
+    State.STREAMING: frozenset({State.STREAMING, State.WAITING, State.ENDED}),
+    State.ENDED: frozenset(),
+}
+
+
+class Session:
+    """`text` is this request's own detokeniser and stop matcher."""
+
+    def __init__(self, spec: SessionSpec, text: TextStream) -> None:
+        self.spec = spec
+        self.state = State.WAITING
+        self.attempt = 1
+        self.end: End | None = None
+        self.stale = 0
+        self._text = text
+        self._log = TokenLog(spec.tokens_prompt, spec.tokens_prompt + spec.sampling.max_tokens)
+        self._finish: tuple[int, ReceivedTokens] | None = None
+        self._gap_since_us: int | None = None
+        self._times = dict.fromkeys(("routed", "prefill_started", "first_token", "handoff_complete", "finished"), 0)
+        self._tokens_cached = 0
+        self._queue_us = 0
+        self._prefill = self._decode = self._decode_placed = ""
+
+    @property
+    def generated(self) -> Sequence[int]:
+        return self._log.generated
+
+    def next_wakeup(self) -> int | None:
+        """When `step` must be called even without an event."""
+        if self.state is State.ENDED:
+            return None
+        gap_us = None if self._gap_since_us is None else self._gap_since_us + GAP_US_MAX
+        times = [at for at in (self.spec.deadline_us or None, gap_us) if at is not None]
+        return min(times, default=None)
+
+    def step(self, now_us: int, events: Sequence[Event]) -> list[Decision]:
+        decisions: list[Decision] = []
+        for event in events:
+            if self.state is not State.ENDED:
+                decisions += self._apply(now_us, event)
+        if self.state is not State.ENDED:
+            decisions += self._overdue(now_us)
+        return decisions
+
+    def summary(self) -> Summary:
+        times = {f"{name}_us": at_us for name, at_us in self._times.items()}
+        return Summary(
+            tokens_prompt=self.spec.tokens_prompt,
+            tokens_generated=len(self._log.generated),
+            tokens_cached=self._tokens_cached,
+            tokenized_us=self.spec.tokenized_us,
+            queue_us=self._queue_us,
+            prefill_instance=self._prefill,
+            decode_instance=self._decode or self._decode_placed,
+            attempts=self.attempt,
+            **times,
+        )
+
+    def check(self) -> None:
+        """Raise InternalError when an invariant is broken."""
+        if (self.end is None) != (self.state is not State.ENDED):
+            raise InternalError(f"session {self.spec.request_id}: terminal state and end disagree")
+        if len(self._log.generated) > self.spec.sampling.max_tokens:
+            raise InternalError(f"session {self.spec.request_id}: more tokens than max_tokens")
+        if self.attempt > limits.ATTEMPTS_MAX:
+            raise InternalError(f"session {self.spec.request_id}: more attempts than allowed")
+
+    def _apply(self, now_us: int, event: Event) -> list[Decision]:
+        if isinstance(event, Stopped):
+            return self._stopped(now_us, event)
+        if event.attempt != self.attempt:
+            self.stale += 1
+            return []
+        match event:
+            case ReceivedTokens():
+                return self._tokens(now_us, event)
+            case Submitted():
+                self._move(State.PLANNED)
+            case Placed():
+                self._placed(now_us, event)
+            case HandoffComplete():
+                self._stamp("handoff_complete", now_us)
+            case AttemptFailed():
+                return self._failed(now_us, event.reason)
+            case Rejected():
+                return self._rejected(now_us, event)
+        return []
+
+    def _placed(self, now_us: int, event: Placed) -> None:
+        self._stamp("routed", now_us)
+        self._decode_placed = event.placement.decode
+        if self.state is State.PLANNED:
+            self._move(State.PLACED)
+
+    def _tokens(self, now_us: int, received: ReceivedTokens) -> list[Decision]:
+        if self.state is State.WAITING:
+            self.stale += 1
+            return []
+        if received.token_ids:
+            self._move(State.STREAMING)
+            self._note_source(now_us, received)
+        wanted = self.spec.sampling.logprobs is not None
+        if wanted and len(received.logprobs or ()) != len(received.token_ids):
+            return self._fail(now_us, f"{received.instance} sent tokens without their log-probabilities")
+        self._log.add(received.position, received.token_ids, received.logprobs if wanted else None)
+        if received.finish:
+            self._finish = (received.position + len(received.token_ids), received)
+        return self._advance(now_us)
+
+    def _advance(self, now_us: int) -> list[Decision]:
+        """Hand on every token that is ready; end where the request ends."""
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        text = ""
+        reason = ""
+        for token_id, logprob in self._log.ready():
+            tokens.append(token_id)
+            if logprob is not None:
+                logprobs.append(logprob)
+            reported = self._reported_end()
+            if reported != "stop":
+                text += self._text.feed(token_id)
+            reason = "stop" if self._text.stopped or reported == "stop" else ""
+            if not reason and len(self._log.generated) >= self.spec.sampling.max_tokens:
+                reason = "length"
+            if reason:
+                break
+        self._gap_since_us = None if reason or not self._log.has_gap else (self._gap_since_us or now_us)
+        return self._conclude(now_us, tokens, text, logprobs, reason or self._reported_end())
+
+    def _reported_end(self) -> str:
+        """The finish that the instance reported for exactly the tokens handed on so far, if any."""
+        if self._finish is None or self._finish[0] > self._log.position_next:
+            return ""
+        return self._finish[1].finish
+
+    def _conclude(
+        self, now_us: int, tokens: list[int], text: str, logprobs: list[TokenLogprobs], reason: str
+    ) -> list[Decision]:
+        if reason in ("stop", "length") and not self._text.stopped:
+            text += self._text.flush()
+            reason = "stop" if self._text.stopped else reason
+        decisions: list[Decision] = []
+        if tokens or text:
+            decisions.append(Emit(tokens, text, logprobs if self.spec.sampling.logprobs is not None else None))
+        if reason in ("stop", "length"):
+            decisions += self._end(now_us, End(reason))
+        elif reason and self._finish is not None:
+            report = self._finish[1]
+            failure = f"{report.instance} reported {reason}: {report.error or 'no reason given'}"
+            decisions += self._fail(now_us, failure) if reason == "error" else self._failed(now_us, failure)
+        return decisions
+
+    def _note_source(self, now_us: int, received: ReceivedTokens) -> None:
+        if received.from_prefill:
+            self._prefill = received.instance
+        else:
+            self._decode = received.instance
+        if received.position == self.spec.tokens_prompt and not self._times["first_token"]:
+            self._stamp("first_token", now_us)
+            self._tokens_cached = min(received.tokens_cached, self.spec.tokens_prompt)
+            self._queue_us = received.queue_us
+            since_arrival_us = self._times["first_token"] - received.compute_us
+            self._times["prefill_started"] = max(since_arrival_us, self._times["routed"], 0)
+
+    def _failed(self, now_us: int, reason: str, *, delay_us_min: int = 0) -> list[Decision]:
+        if self.attempt >= limits.ATTEMPTS_MAX:
+            message = f"{self.attempt} attempts failed, the last one because: {reason}"
+            return self._end(now_us, End("error", Unavailable(message)))
+        self._log.drop_waiting()
+        self._finish = self._gap_since_us = None
+        self._move(State.WAITING)
+        self.attempt += 1
+        return [Replan(self.attempt, max(REPLAN_DELAYS_US[self.attempt - 1], delay_us_min), reason)]
+
+    def _rejected(self, now_us: int, event: Rejected) -> list[Decision]:
+        if self.attempt == 1 or not isinstance(event.error, Overloaded | Unavailable):
+            return self._end(now_us, End("error", event.error))
+        retry_ms = event.error.retry_after_ms if isinstance(event.error, Overloaded) else 0
+        return self._failed(now_us, event.error.message, delay_us_min=retry_ms * 1000)
+
+    def _stopped(self, now_us: int, event: Stopped) -> list[Decision]:
+        reason = "cancelled" if isinstance(event.error, Cancelled) else "error"
+        return self._end(now_us, End(reason, event.error))
+
+    def _overdue(self, now_us: int) -> list[Decision]:
+        if self.spec.deadline_us and now_us >= self.spec.deadline_us:
+            waited_ms = (self.spec.deadline_us - self.spec.arrived_us) // 1000
+            return self._end(now_us, End("error", DeadlineExceeded(f"the request's deadline of {waited_ms} ms passed")))
+        if self._gap_since_us is not None and now_us >= self._gap_since_us + GAP_US_MAX:
+            return self._failed(now_us, f"the token at position {self._log.position_next} never arrived")
+        return []
+
+    def _fail(self, now_us: int, message: str) -> list[Decision]:
+        return self._end(now_us, End("error", InternalError(message)))
+
+    def _end(self, now_us: int, end: End) -> list[Decision]:
+        self._move(State.ENDED)
+        self.end = end
+        self._stamp("finished", now_us)
+        return [end]
+
+    def _stamp(self, name: str, now_us: int) -> None:
+        if not self._times[name]:
+            self._times[name] = max(now_us - self.spec.arrived_us, 1)
+
+    def _move(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise InternalError(f"session {self.spec.request_id}: {self.state.name} may not become {state.name}")
+        self.state = state
