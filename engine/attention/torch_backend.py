@@ -1,0 +1,196 @@
+"""Attention in plain torch: the CPU path, and the reference for kernels on any device.
+
+A page's slice of one layer, K or V, and one kv-head is `block_size * head_dim` contiguous elements. Seen as a matrix
+whose rows are such slices, a sequence's K and V of a layer are one `index_select` into `[kv_head][token][dim]` order,
+after which attention is dense. Row indices are made once per step; a layer only adds an offset.
+
+Decode pads rows to one length; a page may hold leftovers of its previous owner behind a row's end (NaN, even), so
+padded V is zeroed and padded scores are masked rather than trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from engine.attention.base import AttentionBatch, AttentionCapabilities, AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Where one group of rows reads its K/V, for one window size."""
+
+    slices: torch.Tensor
+    """int64 [2 * rows * kv_heads * blocks]: row of the slice matrix at layer 0, K then V."""
+    length: int
+    """Tokens gathered per row (blocks * block_size, or exact for a single row)."""
+    mask: torch.Tensor | None
+    """float32, additive; decode [rows, 1, 1, length], prefill [queries, length]; None: everything is visible."""
+    tail: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Decode: (row, token) of gathered tokens that are no row's own."""
+    causal: bool = False
+
+
+@dataclass(slots=True)
+class TorchPlan:
+    batch: AttentionBatch
+    seq_lens: tuple[int, ...]
+    query_starts: tuple[int, ...]
+    gathers: dict[int | None, list[_Gather]] = field(default_factory=dict)
+
+
+class TorchBackend:
+    name = "torch"
+    capabilities = AttentionCapabilities(devices=("cpu", "cuda"), dtypes=(torch.float32, torch.bfloat16, torch.float16))
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self.group = shape.heads // shape.kv_heads
+
+    def plan(self, batch: AttentionBatch) -> TorchPlan:
+        seq_lens = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
+        starts = batch.query_starts_host or tuple(batch.query_starts.tolist())
+        return TorchPlan(batch, seq_lens, starts)
+
+    def forward(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        q: torch.Tensor,
+        kv_pages: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
+        if window not in plan.gathers:
+            plan.gathers[window] = self._gathers(plan, kv_pages.shape[1], window)
+        if plan.batch.decode_only:
+            return self._decode(plan.gathers[window][0], layer, q, kv_pages, scale, soft_cap)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for row, gather in enumerate(plan.gathers[window]):
+            span = slice(plan.query_starts[row], plan.query_starts[row + 1])
+            out[span] = self._prefill(gather, layer, q[span], kv_pages, scale, soft_cap)
+        return out
+
+    def _gathers(self, plan: TorchPlan, layers: int, window: int | None) -> list[_Gather]:
+        if plan.batch.decode_only:
+            return [self._decode_gather(plan, layers, window)]
+        return [self._prefill_gather(plan, row, layers, window) for row in range(len(plan.seq_lens))]
+
+    def _slices(self, blocks: torch.Tensor, layers: int) -> torch.Tensor:
+        """Slice-matrix rows of layer 0 for page ids `blocks` [rows, n], ordered [K|V][row][kv_head][block]."""
+        kv_heads = self.shape.kv_heads
+        heads = torch.arange(kv_heads, device=blocks.device)[None, :, None]
+        pages = blocks.long()[:, None, :] * (layers * 2 * kv_heads)
+        keys = pages + heads
+        return torch.cat((keys.flatten(), (keys + kv_heads).flatten()))
+
+    def _decode_gather(self, plan: TorchPlan, layers: int, window: int | None) -> _Gather:
+        block_size, device = self.shape.block_size, self.shape.device
+        lens = torch.tensor(plan.seq_lens, dtype=torch.int64)
+        first = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
+        first_block = first // block_size
+        blocks_needed = -(-lens // block_size) - first_block
+        columns = torch.arange(int(blocks_needed.max()))[None, :]
+        wanted = torch.where(columns < blocks_needed[:, None], first_block[:, None] + columns, first_block[:, None])
+        blocks = plan.batch.block_tables.gather(1, wanted.to(device))
+        positions = first_block[:, None] * block_size + torch.arange(columns.shape[1] * block_size)[None, :]
+        foreign = positions >= lens[:, None]
+        hidden = foreign | (positions < first[:, None])
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        tail = foreign.nonzero(as_tuple=True)
+        return _Gather(
+            slices=self._slices(blocks, layers),
+            length=positions.shape[1],
+            mask=mask.to(device) if hidden.any() else None,
+            tail=(tail[0].to(device), tail[1].to(device)) if len(tail[0]) else None,
+        )
+
+    def _prefill_gather(self, plan: TorchPlan, row: int, layers: int, window: int | None) -> _Gather:
+        block_size, device = self.shape.block_size, self.shape.device
+        length, queries = plan.seq_lens[row], plan.query_starts[row + 1] - plan.query_starts[row]
+        start = length - queries
+        first_block = 0 if window is None else max(0, start - window + 1) // block_size
+        blocks = plan.batch.block_tables[row : row + 1, first_block : -(-length // block_size)]
+        first = first_block * block_size
+        causal = start == 0 and (window is None or window >= length)
+        mask = None if causal else visibility(start, queries, first, length, window, device)
+        return _Gather(slices=self._slices(blocks, layers), length=length - first, mask=mask, causal=causal)
+
+    def _gathered(self, gather: _Gather, layer: int, kv_pages: torch.Tensor) -> torch.Tensor:
+        """[2, rows, kv_heads, tokens, dim] of one layer; tokens are whole blocks."""
+        _, _, _, kv_heads, block_size, dim = kv_pages.shape
+        slices = kv_pages.view(-1, block_size * dim).index_select(0, gather.slices + layer * 2 * kv_heads)
+        blocks = -(-gather.length // block_size)
+        return slices.view(2, -1, kv_heads, blocks * block_size, dim)
+
+    def _decode(
+        self,
+        gather: _Gather,
+        layer: int,
+        q: torch.Tensor,
+        kv_pages: torch.Tensor,
+        scale: float,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
+        rows, heads, dim = q.shape
+        kv = self._gathered(gather, layer, kv_pages).to(q.dtype)
+        if gather.tail is not None:
+            kv.permute(1, 3, 0, 2, 4).index_put_(gather.tail, kv.new_zeros(()))
+        grouped = q.reshape(rows, self.shape.kv_heads, self.group, dim)
+        return attend(grouped, kv[0], kv[1], gather.mask, False, scale, soft_cap).reshape(rows, heads, dim)
+
+    def _prefill(
+        self,
+        gather: _Gather,
+        layer: int,
+        q: torch.Tensor,
+        kv_pages: torch.Tensor,
+        scale: float,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
+        queries, heads, dim = q.shape
+        kv = self._gathered(gather, layer, kv_pages)[:, 0, :, : gather.length].to(q.dtype)
+        grouped = q.view(queries, self.shape.kv_heads, self.group, dim).permute(2, 1, 0, 3)
+        keys, values = (part.expand(self.group, *part.shape) for part in kv)
+        out = attend(grouped, keys, values, gather.mask, gather.causal, scale, soft_cap)
+        return out.permute(2, 1, 0, 3).reshape(queries, heads, dim)
+
+
+def visibility(
+    start: int, queries: int, first: int, length: int, window: int | None, device: torch.device
+) -> torch.Tensor:
+    """Additive mask float32 [queries, length - first]: query i stands at start + i, key j at first + j."""
+    key = torch.arange(first, length, device=device)[None, :]
+    query = torch.arange(start, start + queries, device=device)[:, None]
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Dense attention [batch, heads, queries, dim]; `mask` is additive and broadcasts to [batch, heads, queries, keys].
+
+    With a soft cap the scores are capped before the mask, which the fused routine cannot do."""
+    if soft_cap is None:
+        typed = None if mask is None else mask.to(q.dtype)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=typed, is_causal=causal, scale=scale)
+    scores = (q.float() @ keys.float().transpose(-1, -2)) * scale
+    scores = soft_cap * torch.tanh(scores / soft_cap)
+    if causal:
+        mask = visibility(0, q.shape[-2], 0, keys.shape[-2], None, q.device)
+    if mask is not None:
+        scores = scores + mask
+    return (torch.softmax(scores, dim=-1) @ values.float()).to(q.dtype)

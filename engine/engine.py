@@ -1,0 +1,219 @@
+"""The engine as a worker sees it: read a model, allocate or adopt KV pages, execute batch plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.arch import ArchSpec
+from engine.attention.base import AttentionShape
+from engine.attention.registry import build_backend
+from engine.layer_ops import TorchOps
+from engine.memory import pages_for, parameter_bytes
+from engine.model import DecoderModel
+from engine.model_files import ModelFiles, kv_root, open_model
+from engine.parallel import Collectives, Mesh, rank_shape
+from engine.parameters import allocate
+from engine.row_state import RowState
+from engine.runner import Runner
+from engine.sampling_state import SamplingState
+from segue.config import EngineConfig, ModelConfig, SchedulerConfig
+from segue.errors import ConfigError
+from segue.kv_layout import KvLayout
+from segue.model_card import ModelCard
+from segue.plan import BatchPlan, PlanResult
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BLOCK_SIZE_CPU, BLOCK_SIZE_GPU = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Everything about a model that is known before weights are loaded and pages allocated."""
+
+    files: ModelFiles
+    card: ModelCard
+    spec: ArchSpec
+    layout: KvLayout
+    kv_root: bytes
+    device: torch.device
+    dtype: torch.dtype
+    pages_total: int
+
+    @property
+    def pages_bytes(self) -> int:
+        """Size of the page buffer that `load_engine` accepts."""
+        return self.pages_total * self.layout.page_bytes
+
+
+class Engine:
+    """One model on one device. One thread calls `launch` and `collect`; `pages` may be read and written by a KV mover
+    where the planner's page ownership allows it."""
+
+    def __init__(self, info: ModelInfo, pages: torch.Tensor, runner: Runner) -> None:
+        self.info = info
+        self.card = info.card
+        self.layout = info.layout
+        self.kv_root = info.kv_root
+        self.pages_total = info.pages_total
+        self.pages = pages
+        """[pages, layers, 2, kv_heads, block, dim] of the KV dtype."""
+        self._runner: Runner | None = runner
+
+    def launch(self, plan: BatchPlan) -> None:
+        self._running().launch(plan)
+
+    def collect(self) -> PlanResult:
+        """Results come in launch order."""
+        return self._running().collect()
+
+    def close(self) -> None:
+        """Wait for the device and drop weights and pages; the page buffer is not touched afterwards. Idempotent."""
+        if self._runner is not None and self.info.device.type == "cuda":
+            torch.cuda.synchronize(self.info.device)
+        self._runner = None
+        self.pages = torch.empty(0)
+
+    def _running(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("the engine is closed")
+        return self._runner
+
+
+def read_model(
+    model: ModelConfig | str,
+    engine: EngineConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
+    mesh: Mesh | None = None,
+) -> ModelInfo:
+    """Read headers, tokenizer and digests, resolve every "auto". ConfigError names the option or file at fault."""
+    model = ModelConfig(path=model) if isinstance(model, str) else model
+    engine, scheduler, mesh = engine or EngineConfig(), scheduler or SchedulerConfig(), mesh or Mesh()
+    files = open_model(model.path, model.name, model.max_model_len)
+    device = resolve_device(engine.device, torch.cuda.is_available())
+    dtype = resolve_dtype(model.dtype, device, files.stored_dtype, "dtype")
+    kv_dtype = dtype if engine.kv_dtype == "auto" else resolve_dtype(engine.kv_dtype, device, "", "kv_dtype")
+    shape = rank_shape(files.spec, mesh)
+    layout = KvLayout(
+        layers=len(files.spec.layers),
+        kv_heads=shape.kv_heads,
+        head_dim=files.spec.head_dim,
+        block_size=engine.block_size or (BLOCK_SIZE_CPU if device.type == "cpu" else BLOCK_SIZE_GPU),
+        dtype=dtype_name(kv_dtype),
+    )
+    return ModelInfo(
+        files=files,
+        card=files.card,
+        spec=files.spec,
+        layout=layout,
+        kv_root=kv_root(files, dtype_name(dtype), layout),
+        device=device,
+        dtype=dtype,
+        pages_total=pages_for(engine, layout, device, parameter_bytes(files.spec, dtype, mesh)),
+    )
+
+
+def load_engine(
+    model: ModelConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    *,
+    page_buffer: memoryview | None = None,
+    info: ModelInfo | None = None,
+    mesh: Mesh | None = None,
+    collectives: Collectives | None = None,
+) -> Engine:
+    """Load weights and build the runner. `page_buffer` (CPU only, writable, `pages_bytes` long) becomes the KV pool;
+    without one the pool is allocated. `info`: from an earlier `read_model` of the same configuration."""
+    info = info or read_model(model, engine, scheduler, mesh)
+    if engine.threads and info.device.type == "cpu":
+        torch.set_num_threads(engine.threads)
+    pages = _pages(info, page_buffer)
+    state = RowState(
+        scheduler.max_num_seqs,
+        info.card.max_model_len + scheduler.pipeline_depth + scheduler.steps_max,
+        info.layout.block_size,
+        info.device,
+    )
+    sampling = SamplingState(
+        scheduler.max_num_seqs, info.card.vocab_size, info.spec.vocab_rows, info.card.eos_ids, info.device
+    )
+    built = build_model(info, engine, positions_max=state.tokens.shape[1], mesh=mesh, collectives=collectives)
+    return Engine(info, pages, Runner(built.forward, pages, state, sampling))
+
+
+def build_model(
+    info: ModelInfo,
+    engine: EngineConfig,
+    *,
+    positions_max: int,
+    mesh: Mesh | None = None,
+    collectives: Collectives | None = None,
+) -> DecoderModel:
+    """Allocate and fill parameters, choose attention backends."""
+    mesh = mesh or Mesh()
+    parameters = allocate(info.spec, info.dtype, info.device, mesh)
+    with torch.inference_mode():
+        info.files.load(parameters, mesh)
+    shape = rank_shape(info.spec, mesh)
+    attention = AttentionShape(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=info.spec.head_dim,
+        block_size=info.layout.block_size,
+        dtype=info.dtype,
+        device=info.device,
+        windowed=info.spec.windowed,
+        soft_capped=info.spec.attention_soft_cap is not None,
+    )
+    return DecoderModel(
+        info.spec,
+        parameters,
+        build_backend(engine.attention_prefill, "prefill", attention),
+        build_backend(engine.attention_decode, "decode", attention),
+        TorchOps(),
+        positions_max=positions_max,
+        mesh=mesh,
+        collectives=collectives,
+    )
+
+
+def _pages(info: ModelInfo, page_buffer: memoryview | None) -> torch.Tensor:
+    shape = (info.pages_total, *info.layout.page_shape)
+    dtype = DTYPES[info.layout.dtype]
+    if page_buffer is None:
+        return torch.zeros(shape, dtype=dtype, device=info.device)
+    if info.device.type != "cpu":
+        raise ConfigError(f"a page buffer in host memory cannot hold the pages of {info.device}")
+    if page_buffer.nbytes != info.pages_bytes or page_buffer.readonly:
+        raise ConfigError(f"page buffer of {page_buffer.nbytes} bytes; writable {info.pages_bytes} bytes are needed")
+    return torch.frombuffer(page_buffer, dtype=dtype).view(shape)
+
+
+def resolve_device(name: str, has_cuda: bool) -> torch.device:
+    """ "auto" is cuda when there is one. ConfigError for an unknown or absent device."""
+    if name == "auto":
+        return torch.device("cuda" if has_cuda else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r}: known: auto, cpu, cuda, cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: known: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and not has_cuda:
+        raise ConfigError(f"device {name!r}: torch finds no CUDA device")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, stored: str, option: str) -> torch.dtype:
+    """ "auto" is float32 on a CPU, the checkpoint's own on a GPU."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else stored
+    if name not in DTYPES:
+        raise ConfigError(f"{option} {name!r} is not supported; known: auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return next(name for name, value in DTYPES.items() if value == dtype)
