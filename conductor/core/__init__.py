@@ -1,1 +1,1 @@
-"""core of the conductor."""
+"""The pure Conductor: events and a time in, decisions out. See `machine.ConductorCore`."""

@@ -1,0 +1,44 @@
+"""How many tokens a request will still generate: the prediction that admission books at the decode instance."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from typing import Protocol
+
+LENGTHS_KEPT = 512
+"""Recent finished requests that the quantile is taken over."""
+
+LENGTHS_NEEDED = 16
+"""Fewer say nothing about the next."""
+
+GROWTH_TOKENS_DEFAULT = 256
+QUANTILE = 0.9
+
+
+class GrowthPredictor(Protocol):
+    def learn(self, tokens_generated: int) -> None: ...
+
+    def predict(self, tokens_generated: int, tokens_left: int) -> int:
+        """Tokens still to come, at most `tokens_left`, of a request that has `tokens_generated` already."""
+
+
+class QuantileGrowth:
+    """The 90 % quantile of recent output lengths among those that are longer than what is generated already."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def learn(self, tokens_generated: int) -> None:
+        self._recent.append(tokens_generated)
+        insort(self._sorted, tokens_generated)
+        if len(self._recent) > LENGTHS_KEPT:
+            self._sorted.pop(bisect_right(self._sorted, self._recent.popleft()) - 1)
+
+    def predict(self, tokens_generated: int, tokens_left: int) -> int:
+        longer = len(self._sorted) - (start := bisect_right(self._sorted, tokens_generated))
+        if longer < LENGTHS_NEEDED:
+            return min(GROWTH_TOKENS_DEFAULT, tokens_left)
+        length = self._sorted[start + int(QUANTILE * (longer - 1))]
+        return min(length - tokens_generated, tokens_left)

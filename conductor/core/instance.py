@@ -1,0 +1,107 @@
+"""What the core knows of one instance: its manifest, its last load report, and what is booked on it.
+
+Load is *booked + others*. Booked is exact and counts from the decision, so a burst spreads before any report arrives.
+Others is what a report shows beyond the bookings at that moment: other Conductors' work, or work not yet cleaned up.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from segue.kv_events import LoadReport
+from segue.manifest import InstanceManifest
+
+REFUSAL_HOLD_US = 100_000
+"""First pause after a refusal; each further one in a row doubles it. Usually the next load report ends the matter."""
+
+REFUSAL_HOLD_US_MAX = 3_200_000
+
+RAMP_US = 30_000_000
+RAMP_SUCCESSES = 8
+"""A fresh instance counts as warm after this many successes, or after RAMP_US."""
+
+RAMP_TOKENS = 512
+"""Extra cost of each further request on a fresh instance: compilation, cold caches, nothing proven yet."""
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """What one attempt books on one instance: prompt tokens to compute, KV pages, and one row."""
+
+    tokens: int
+    pages: int
+
+
+class Instance:
+    """One incarnation. Bookings change through `Ledger` only."""
+
+    def __init__(self, manifest: InstanceManifest, now_us: int) -> None:
+        self.manifest = manifest
+        self.ref = manifest.ref
+        self.uuid = manifest.ref.uuid
+        self.joined_us = now_us
+        self.draining = False
+        self.load: LoadReport | None = None
+        self.booked_tokens = 0
+        self.booked_pages = 0
+        self.booked_rows = 0
+        self.others_tokens = 0
+        self.others_pages = 0
+        self.others_rows = 0
+        self.successes = 0
+        self._refusals = 0
+        self.refused_until_us = 0
+
+    @property
+    def tokens_capacity(self) -> int:
+        """Longest sequence it can ever hold."""
+        pool = self.manifest.pages_total * self.manifest.layout.block_size
+        return min(pool, self.manifest.max_model_len) if self.manifest.max_model_len else pool
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.manifest.layout.block_size)
+
+    @property
+    def tokens_queued(self) -> int:
+        return self.booked_tokens + self.others_tokens
+
+    @property
+    def pages_used(self) -> int:
+        return self.booked_pages + self.others_pages
+
+    @property
+    def rows_used(self) -> int:
+        return self.booked_rows + self.others_rows
+
+    def has_room(self, pages: int) -> bool:
+        manifest = self.manifest
+        return self.rows_used < manifest.max_num_seqs and self.pages_used + pages <= manifest.pages_total
+
+    def take_report(self, report: LoadReport) -> None:
+        if self.load is not None and report.sequence <= self.load.sequence:
+            return
+        self.load = report
+        in_use = report.pages_active + report.pages_held + report.pages_quarantined
+        self.others_tokens = max(0, report.tokens_queued - self.booked_tokens)
+        self.others_pages = max(0, in_use - self.booked_pages)
+        self.others_rows = max(0, report.running + report.waiting - self.booked_rows)
+        self.draining = self.draining or report.draining
+
+    def refuse(self, now_us: int) -> None:
+        """It had no room although we thought so: leave it alone for a moment. No sign of illness."""
+        self.refused_until_us = now_us + min(REFUSAL_HOLD_US << self._refusals, REFUSAL_HOLD_US_MAX)
+        self._refusals = min(self._refusals + 1, 16)
+
+    def grant(self) -> None:
+        self._refusals = 0
+
+    def succeed(self) -> None:
+        self.successes += 1
+
+    def is_warm(self, now_us: int) -> bool:
+        return self.successes >= RAMP_SUCCESSES or now_us - self.joined_us >= RAMP_US
+
+    def ramp_tokens(self, now_us: int) -> float:
+        """Cost that keeps a burst off a fresh instance; nothing for its first request."""
+        if self.is_warm(now_us):
+            return 0.0
+        return self.booked_rows * RAMP_TOKENS * (1.0 - self.successes / RAMP_SUCCESSES)

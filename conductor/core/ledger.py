@@ -1,0 +1,58 @@
+"""Booked capacity, attempt by attempt. Every booking ends exactly once; `check` proves that the sums agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conductor.core.instance import Instance, Share
+from segue.ids import AttemptRef, InstanceRef
+
+
+class Ledger:
+    """(attempt, instance) -> Share. Instances are handed in, because a lost one is gone with all that it had booked."""
+
+    def __init__(self) -> None:
+        self._shares: dict[tuple[AttemptRef, InstanceRef], Share] = {}
+
+    def reserve(self, key: AttemptRef, instance: Instance, share: Share) -> None:
+        assert (key, instance.ref) not in self._shares, "an attempt books an instance once"
+        self._shares[key, instance.ref] = share
+        instance.booked_tokens += share.tokens
+        instance.booked_pages += share.pages
+        instance.booked_rows += 1
+
+    def release_tokens(self, key: AttemptRef, instance: Instance) -> None:
+        """The prompt is computed; pages and row stay booked. No change when nothing is booked."""
+        share = self._shares.get((key, instance.ref))
+        if share is not None:
+            self._shares[key, instance.ref] = Share(0, share.pages)
+            instance.booked_tokens -= share.tokens
+
+    def release(self, key: AttemptRef, instance: Instance) -> bool:
+        """End the booking; False when there is none (any more)."""
+        share = self._shares.pop((key, instance.ref), None)
+        if share is None:
+            return False
+        instance.booked_tokens -= share.tokens
+        instance.booked_pages -= share.pages
+        instance.booked_rows -= 1
+        return True
+
+    def drop(self, key: AttemptRef, ref: InstanceRef) -> None:
+        """Forget a booking on an instance that is gone."""
+        self._shares.pop((key, ref), None)
+
+    def keys(self) -> list[tuple[AttemptRef, InstanceRef]]:
+        return list(self._shares)
+
+    def check(self, instances: Mapping[str, Instance]) -> None:
+        sums = {instance.ref: [0, 0, 0] for instance in instances.values()}
+        for (_, ref), share in self._shares.items():
+            assert ref in sums, "a booking on an instance that is gone"
+            for position, amount in enumerate((share.tokens, share.pages, 1)):
+                sums[ref][position] += amount
+        for instance in instances.values():
+            booked = [instance.booked_tokens, instance.booked_pages, instance.booked_rows]
+            assert booked == sums[instance.ref], (
+                f"{instance.manifest.name} has {booked} booked, not {sums[instance.ref]}"
+            )
