@@ -1,17 +1,14 @@
-"""Row state on the device: scattered changes from the host, and the gather that opens a decode step.
+"""The gather that opens a decode step: from row tables into batch order, and what a step's batch is made of.
 
-`scatter_words` applies (offset, value) pairs of 32-bit words to one flat int32 buffer; a host that keeps everything it
-changes in such a buffer needs one small copy and one kernel per plan.
+A place b of the batch belongs to row rows[b] of the tables (-1: padding), whose newest token stands at positions[b] and
+has no K/V yet. `begin_step` writes
 
-`begin_step` brings row state into batch order. For place b with row r = rows[b] (-1: padding) it writes
-
-    token_ids[b] = tokens[r]                         0 for padding
-    x[b] = embedding[tokens[r]]                      zeros for padding
-    batch_positions[b] = positions[r]                0 for padding
-    batch_rope[b] = rope[batch_positions[b]]
+    token_ids[b] = tokens[row, position]             0 for padding
+    x[b] = embedding[token_ids[b]]                   zeros for padding
+    positions[b], rope[b] = position, rope[position] of position 0 for padding
     slots[b] = where K/V of that position goes       -1 for padding
-    seq_lens[b] = positions[r] + 1                   0 for padding
-    batch_tables[b, :n] = tables[r, :n]              n = the blocks that hold seq_lens[b] tokens
+    seq_lens[b] = position + 1                       0 for padding
+    tables[b, :n] = tables[row, :n]                  n = the blocks that hold seq_lens[b] tokens
 """
 
 from __future__ import annotations
@@ -23,25 +20,25 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def scatter_words_kernel(target_ptr, updates_ptr, count, BLOCK: tl.constexpr):
-    item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = item < count
-    offset = tl.load(updates_ptr + 2 * item, mask=inside, other=0)
-    value = tl.load(updates_ptr + 2 * item + 1, mask=inside, other=0)
-    tl.store(target_ptr + offset, value, mask=inside)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Who is in the batch, and how its next token is chosen; one entry per place."""
 
+    rows: torch.Tensor
+    """int32 [batch]; -1: padding"""
+    positions: torch.Tensor
+    """int32 [batch], moved on by sampling"""
+    temperatures: torch.Tensor
+    """float32 [batch]; 0 is greedy"""
+    seeds: torch.Tensor
+    """int32 [2, batch]: low words, then high words"""
 
-def scatter_words(target: torch.Tensor, updates: torch.Tensor) -> None:
-    """target int32 [words], updates int32 [n, 2] of (offset, value); an offset occurs at most once."""
-    count = updates.shape[0]
-    if count:
-        scatter_words_kernel[(triton.cdiv(count, 256),)](target, updates, count, BLOCK=256, num_warps=2)
+    WORDS = 5
 
-
-def scatter_words_reference(target: torch.Tensor, updates: torch.Tensor) -> None:
-    """The eager twin."""
-    target[updates[:, 0].long()] = updates[:, 1]
+    @classmethod
+    def of(cls, words: torch.Tensor) -> Places:
+        """Views of int32 [5, batch], so that one copy changes everything."""
+        return cls(words[0], words[1], words[2].view(torch.float32), words[3:5])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,7 @@ def begin_step_kernel(
     slots_ptr,
     seq_lens_ptr,
     batch_tables_ptr,
+    tokens_stride,
     tables_stride,
     batch_tables_stride,
     HIDDEN: tl.constexpr,
@@ -108,8 +106,8 @@ def begin_step_kernel(
     row = tl.load(rows_ptr + place).to(tl.int64)
     live = row >= 0
     known = tl.maximum(row, 0)
-    position = tl.load(positions_ptr + known, mask=live, other=-1)
-    token = tl.load(tokens_ptr + known, mask=live, other=0).to(tl.int64)
+    position = tl.where(live, tl.load(positions_ptr + place), -1)
+    token = tl.load(tokens_ptr + known * tokens_stride + tl.maximum(position, 0), mask=live, other=0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     for start in range(0, HIDDEN, BLOCK):
         columns = start + lane
@@ -134,24 +132,23 @@ def begin_step_kernel(
 
 
 def begin_step(
-    rows: torch.Tensor,
+    places: Places,
     tokens: torch.Tensor,
-    positions: torch.Tensor,
     tables: torch.Tensor,
     embedding: torch.Tensor,
     rope: torch.Tensor,
     batch: BatchBuffers,
     page_size: int,
 ) -> None:
-    """Fill `batch` for `rows` int32 [batch]; see the module. The first kernel of a step: it runs without PDL.
+    """Fill `batch` for `places`; see the module. The first kernel of a step: it runs without PDL.
 
-    tokens, positions int32 [rows_max]; tables int32 [rows_max, blocks]; rope float32 [positions, dim].
+    tokens int64 [rows, positions_max]; tables int32 [rows, blocks]; rope float32 [positions_max, dim].
     """
     hidden = embedding.shape[1]
-    begin_step_kernel[(rows.shape[0],)](
-        rows,
+    begin_step_kernel[(places.rows.shape[0],)](
+        places.rows,
         tokens,
-        positions,
+        places.positions,
         tables,
         embedding,
         rope,
@@ -162,6 +159,7 @@ def begin_step(
         batch.slots,
         batch.seq_lens,
         batch.tables,
+        tokens.stride(0),
         tables.stride(0),
         batch.tables.stride(0),
         HIDDEN=hidden,
@@ -173,9 +171,8 @@ def begin_step(
 
 
 def begin_step_reference(
-    rows: torch.Tensor,
+    places: Places,
     tokens: torch.Tensor,
-    positions: torch.Tensor,
     tables: torch.Tensor,
     embedding: torch.Tensor,
     rope: torch.Tensor,
@@ -183,11 +180,12 @@ def begin_step_reference(
     page_size: int,
 ) -> None:
     """The eager twin."""
-    for place, row in enumerate(rows.tolist()):
-        position = int(positions[row]) if row >= 0 else -1
+    for place, row in enumerate(places.rows.tolist()):
+        position = int(places.positions[place]) if row >= 0 else -1
         at = max(position, 0)
-        batch.token_ids[place] = tokens[row] if row >= 0 else 0
-        batch.x[place] = embedding[int(tokens[row])] if row >= 0 else 0.0
+        token = int(tokens[row, at]) if row >= 0 else 0
+        batch.token_ids[place] = token
+        batch.x[place] = embedding[token] if row >= 0 else 0.0
         batch.positions[place] = at
         batch.rope[place] = rope[at]
         batch.slots[place] = int(tables[row, at // page_size]) * page_size + at % page_size if row >= 0 else -1

@@ -4,10 +4,10 @@
     score_v = logit_v / temperature + noise_v           noise of `segue_kernels.gumbel`, keyed by (seed, position, v)
     token   = argmax_v score_v, the lowest v among equals; v runs over real tokens only, padded rows are never chosen
 
-Two kernels: `partial_argmax` reduces one slice of the vocabulary per program, `finish` combines the slices of a row.
-Row state is indexed by row, logits by place in the batch; `rows` int32 [batch] maps one to the other (-1: padding,
-nothing is written but its result, -1). `finish` writes the token, moves the row's position on by one, and puts the
-token, or -1 where a logit was NaN, into `results` int32 [batch].
+Two kernels: `partial_argmax` reduces one slice of the vocabulary per program, `finish` combines the slices of a place.
+`finish` appends the token to its row of the token table, moves the place's position on by one, and puts the token into
+`results` int32 [batch]: -1 for padding, which touches nothing else, and where the best logit was not finite or any was
+NaN (the row's token is then 0, so that a step that is already queued behind still reads a valid id).
 """
 
 from __future__ import annotations
@@ -19,25 +19,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from segue_kernels.decode_state import Places
 from segue_kernels.gumbel import gumbel_noise
 from segue_kernels.programmatic_launch import launch_options
 
 SLICE = 1024
 """Vocabulary entries per program and step of its loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowState:
-    """Views of what is kept per row [rows_max]: the newest token and where it stands, and how to sample the next."""
-
-    tokens: torch.Tensor
-    """int32"""
-    positions: torch.Tensor
-    """int32; the sampled token will stand at position + 1."""
-    temperatures: torch.Tensor
-    """float32; 0 is greedy."""
-    seeds: torch.Tensor
-    """int32 [rows_max, 2]: low and high word of the 64-bit seed."""
 
 
 @triton.jit
@@ -78,6 +65,7 @@ def partial_argmax_kernel(
     invalid_ptr,
     vocab_size,
     logits_stride,
+    seeds_stride,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
@@ -90,10 +78,10 @@ def partial_argmax_kernel(
         gdc_wait()
     row = tl.load(rows_ptr + place)
     if row >= 0:
-        temperature = tl.load(temperatures_ptr + row)
-        low = tl.load(seeds_ptr + 2 * row).to(tl.uint32, bitcast=True)
-        high = tl.load(seeds_ptr + 2 * row + 1).to(tl.uint32, bitcast=True)
-        position = (tl.load(positions_ptr + row) + 1).to(tl.uint32, bitcast=True)
+        temperature = tl.load(temperatures_ptr + place)
+        low = tl.load(seeds_ptr + place).to(tl.uint32, bitcast=True)
+        high = tl.load(seeds_ptr + seeds_stride + place).to(tl.uint32, bitcast=True)
+        position = (tl.load(positions_ptr + place) + 1).to(tl.uint32, bitcast=True)
         best = tl.full([BLOCK], float("-inf"), tl.float32)
         best_index = tl.full([BLOCK], 2147483647, tl.int32)
         invalid = tl.zeros([BLOCK], tl.int32)
@@ -123,6 +111,7 @@ def finish_kernel(
     positions_ptr,
     results_ptr,
     parts,
+    tokens_stride,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -138,10 +127,12 @@ def finish_kernel(
         values = tl.load(values_ptr + place * parts + part, mask=inside, other=float("-inf"))
         indices = tl.load(indices_ptr + place * parts + part, mask=inside, other=2147483647)
         invalid = tl.load(invalid_ptr + place * parts + part, mask=inside, other=0)
-        _, index = tl.reduce((values, indices), 0, better)
-        token = tl.where(tl.max(invalid, axis=0) > 0, -1, index)
-        tl.store(tokens_ptr + row, tl.maximum(token, 0))
-        tl.store(positions_ptr + row, tl.load(positions_ptr + row) + 1)
+        value, index = tl.reduce((values, indices), 0, better)
+        failed = (tl.max(invalid, axis=0) > 0) | (tl.abs(value) == float("inf"))
+        token = tl.where(failed, -1, index)
+        position = tl.load(positions_ptr + place) + 1
+        tl.store(tokens_ptr + row.to(tl.int64) * tokens_stride + position, tl.maximum(token, 0).to(tl.int64))
+        tl.store(positions_ptr + place, position)
     tl.store(results_ptr + place, token)
 
 
@@ -165,32 +156,32 @@ class SampleScratch:
 
 def sample(
     logits: torch.Tensor,
-    rows: torch.Tensor,
-    state: RowState,
+    places: Places,
+    tokens: torch.Tensor,
     results: torch.Tensor,
     scratch: SampleScratch,
     vocab_size: int,
     *,
     pdl: bool = False,
 ) -> None:
-    """Sample for `rows` [batch] from `logits` [batch, >= vocab_size] (float32 or bfloat16); see the module."""
-    batch = rows.shape[0]
-    if batch == 0:
-        return
+    """Sample for every place from `logits` [batch, >= vocab_size] (float32 or bfloat16) into the token table `tokens`
+    int64 [rows, positions_max]; see the module."""
+    batch = places.rows.shape[0]
     steps = 1 if batch < 8 else 4
     parts = triton.cdiv(vocab_size, SLICE * steps)
     options = launch_options(pdl)
     partial_argmax_kernel[(batch, parts)](
         logits,
-        rows,
-        state.positions,
-        state.temperatures,
-        state.seeds,
+        places.rows,
+        places.positions,
+        places.temperatures,
+        places.seeds,
         scratch.values,
         scratch.indices,
         scratch.invalid,
         vocab_size,
         logits.stride(0),
+        places.seeds.stride(0),
         BLOCK=SLICE,
         STEPS=steps,
         PDL=pdl,
@@ -201,11 +192,12 @@ def sample(
         scratch.values,
         scratch.indices,
         scratch.invalid,
-        rows,
-        state.tokens,
-        state.positions,
+        places.rows,
+        tokens,
+        places.positions,
         results,
         parts,
+        tokens.stride(0),
         BLOCK=triton.next_power_of_2(parts),
         PDL=pdl,
         num_warps=1,
@@ -214,19 +206,18 @@ def sample(
 
 
 def sample_reference(
-    logits: torch.Tensor, rows: torch.Tensor, state: RowState, results: torch.Tensor, vocab_size: int
+    logits: torch.Tensor, places: Places, tokens: torch.Tensor, results: torch.Tensor, vocab_size: int
 ) -> None:
-    """The eager twin of `sample`: same effect on `state` and `results`."""
-    live = rows >= 0
-    at = rows[live].long()
+    """The eager twin of `sample`: same effect on `places`, `tokens` and `results`."""
+    live = places.rows >= 0
     scores = logits[live, :vocab_size].float()
-    invalid = scores.isnan().any(-1)
-    temperatures = state.temperatures[at][:, None]
-    words = state.seeds[at].long() & 0xFFFFFFFF
-    noise = gumbel_noise(words[:, 0] | (words[:, 1] << 32), state.positions[at].long() + 1, vocab_size)
+    temperatures = places.temperatures[live][:, None]
+    low, high = places.seeds[:, live].long() & 0xFFFFFFFF
+    noise = gumbel_noise(low | (high << 32), places.positions[live].long() + 1, vocab_size)
+    failed = ~torch.isfinite(scores.amax(-1))
     scores = torch.where(temperatures > 0, scores / temperatures.clamp(min=1e-30) + noise, scores)
-    tokens = scores.nan_to_num(nan=float("-inf")).argmax(-1).int()
-    state.tokens[at] = tokens.masked_fill(invalid, 0)
-    state.positions[at] += 1
+    chosen = scores.nan_to_num(nan=float("-inf")).argmax(-1)
+    places.positions[live] += 1
+    tokens[places.rows[live].long(), places.positions[live].long()] = chosen.masked_fill(failed, 0)
     results.fill_(-1)
-    results[live] = tokens.masked_fill(invalid, -1)
+    results[live] = chosen.int().masked_fill(failed, -1)

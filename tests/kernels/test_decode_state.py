@@ -1,37 +1,20 @@
-"""Row state on the device: scattered words, and the gather into batch order."""
+"""The gather that opens a decode step."""
 
 from __future__ import annotations
 
 import torch
-from segue_kernels.decode_state import (
-    BatchBuffers,
-    begin_step,
-    begin_step_reference,
-    scatter_words,
-    scatter_words_reference,
-)
-
-
-def test_scatter_changes_the_named_words_only(device: torch.device) -> None:
-    target = torch.arange(1000, dtype=torch.int32, device=device)
-    offsets = torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:300].int()
-    updates = torch.stack([offsets, -offsets - 1], dim=1).to(device)
-    expected = target.clone()
-    scatter_words_reference(expected, updates)
-    scatter_words(target, updates)
-    assert torch.equal(target, expected)
-    assert int((target < 0).sum()) == 300
+from segue_kernels.decode_state import BatchBuffers, Places, begin_step, begin_step_reference
 
 
 def test_begin_step_gathers_rows_into_batch_order(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(2)
     hidden, page_size = 72, 4
     embedding = torch.randn(11, hidden, generator=generator).to(device)
-    tokens = torch.tensor([3, 10, 0], dtype=torch.int32, device=device)
-    positions = torch.tensor([3, 4, 300], dtype=torch.int32, device=device)
+    tokens = torch.randint(0, 11, (3, 301), generator=generator).to(device)
     tables = torch.randint(0, 99, (3, 80), generator=generator, dtype=torch.int32).to(device)
-    rows = torch.tensor([2, -1, 0, 1], dtype=torch.int32, device=device)
-
+    places = Places.of(torch.zeros(Places.WORDS, 4, dtype=torch.int32, device=device))
+    places.rows.copy_(torch.tensor([2, -1, 0, 1]))
+    places.positions.copy_(torch.tensor([300, 77, 3, 4]))
     rope = torch.randn(301, 10, generator=generator).to(device)
 
     def buffers() -> BatchBuffers:
@@ -41,8 +24,8 @@ def test_begin_step_gathers_rows_into_batch_order(device: torch.device) -> None:
         return batch
 
     expected, batch = buffers(), buffers()
-    begin_step_reference(rows, tokens, positions, tables, embedding, rope, expected, page_size)
-    begin_step(rows, tokens, positions, tables, embedding, rope, batch, page_size)
+    begin_step_reference(places, tokens, tables, embedding, rope, expected, page_size)
+    begin_step(places, tokens, tables, embedding, rope, batch, page_size)
     for name in BatchBuffers.__dataclass_fields__:
         assert torch.equal(getattr(batch, name), getattr(expected, name)), name
     assert batch.seq_lens.tolist() == [301, 0, 4, 5]

@@ -17,7 +17,6 @@ GATED = ("segue_kernels.skinny_gemm", "gemv_gated_kernel")
 GEMV_ROPE = ("segue_kernels.skinny_gemm", "gemv_rope_kernel")
 PARTIAL = ("segue_kernels.sampling", "partial_argmax_kernel")
 FINISH = ("segue_kernels.sampling", "finish_kernel")
-SCATTER = ("segue_kernels.decode_state", "scatter_words_kernel")
 BEGIN = ("segue_kernels.decode_state", "begin_step_kernel")
 DOT = ("segue_kernels.skinny_gemm_dot", "skinny_linear_kernel")
 
@@ -51,21 +50,22 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "invalid_ptr": "*i32",
         "vocab_size": "i32",
         "logits_stride": "i32",
+        "seeds_stride": "i32",
     },
     "finish_kernel": {
         "values_ptr": "*fp32",
         "indices_ptr": "*i32",
         "invalid_ptr": "*i32",
         "rows_ptr": "*i32",
-        "tokens_ptr": "*i32",
+        "tokens_ptr": "*i64",
         "positions_ptr": "*i32",
         "results_ptr": "*i32",
         "parts": "i32",
+        "tokens_stride": "i32",
     },
-    "scatter_words_kernel": {"target_ptr": "*i32", "updates_ptr": "*i32", "count": "i32"},
     "begin_step_kernel": {
         "rows_ptr": "*i32",
-        "tokens_ptr": "*i32",
+        "tokens_ptr": "*i64",
         "positions_ptr": "*i32",
         "tables_ptr": "*i32",
         "embedding_ptr": "*bf16",
@@ -77,6 +77,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "seq_lens_ptr": "*i32",
         "batch_tables_ptr": "*i32",
         "batch_rope_ptr": "*fp32",
+        "tokens_stride": "i32",
         "tables_stride": "i32",
         "batch_tables_stride": "i32",
     },
@@ -140,12 +141,11 @@ CASES: dict[str, tuple[tuple[str, str], dict[str, Any], int]] = {
     "gemv_rope": (GEMV_ROPE, dict(**HEADS, **gemv_tile(4096, 2)), 4),
     "partial_argmax": (PARTIAL, {"BLOCK": 1024, "STEPS": 4}, 4),
     "finish": (FINISH, {"BLOCK": 128}, 1),
-    "scatter": (SCATTER, {"BLOCK": 256}, 2),
     "begin_step": (BEGIN, {"HIDDEN": 4096, "DIM": 128, "PAGE_SIZE": 64, "BLOCK": 1024}, 4),
     "dot_linear": (DOT, dict(**DOT_TILE, GATED=False, HAS_RESIDUAL=True), 4),
     "dot_gated": (DOT, {**DOT_TILE, "BLOCK_M": 16, "STAGES": 3, "GATED": True, "HAS_RESIDUAL": False}, 4),
 }
-WITHOUT_PDL = {"embedding_kernel", "scatter_words_kernel", "begin_step_kernel"}
+WITHOUT_PDL = {"embedding_kernel", "begin_step_kernel"}
 
 
 def compiled(case: str, arch: int) -> CompileReport:
