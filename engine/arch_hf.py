@@ -101,8 +101,9 @@ def _ropes(settings: Settings, family: Family) -> tuple[tuple[RopeSpec, ...], tu
     """RoPE tables and the table index of (full, sliding) layers."""
     parameters: Any = settings.get("rope_parameters")
     if isinstance(parameters, dict) and "full_attention" in parameters:
-        full = _rope(settings, parameters["full_attention"])
-        return (full, _rope(settings, parameters.get("sliding_attention", parameters["full_attention"]))), (0, 1)
+        kinds: dict[str, Any] = parameters
+        full = kinds["full_attention"]
+        return (_rope(settings, full), _rope(settings, kinds.get("sliding_attention") or full)), (0, 1)
     scaling: Any = parameters if parameters is not None else settings.get("rope_scaling", {})
     if not isinstance(scaling, dict):
         raise ConfigError(f"{settings.source}: rope_parameters must be an object")
