@@ -26,20 +26,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from segue.block_hash import block_hash, token_bytes
 from segue.block_pool import BlockPool
+from segue.block_tables import BlockTables, shared_blocks
 from segue.errors import InternalError, InvalidField
-from segue.plan import BatchPlan, PlanResult, RowTokens
+from segue.plan import BatchPlan, PlanResult
 from segue.plan_draft import PlanDraft
+from segue.plan_landing import PlanLanding
 from segue.planner_records import PlannerCounts, PlannerLimits, Reservation, SeqUpdate
+from segue.reservations import Reservations
 from segue.sampling_params import SamplingParams
-from segue.sequence import SeqState, Sequence
+from segue.sequence import SeqState, Sequence, new_sequence
 from segue.sequence_table import SequenceTable
 
 __all__ = ["BatchPlanner", "PlannerCounts", "PlannerLimits", "Reservation", "SeqUpdate"]
 
 HEADROOM_SEQS = 8
 """Admission leaves one page for every eight running sequences: with blocks of 16, two decode steps of growth."""
+
+SIBLINGS_MAX = 16
+"""Waiting sequences that may be passed over in one step because another computes their prefix: bounds its cost."""
 
 
 class BatchPlanner:
@@ -52,7 +57,9 @@ class BatchPlanner:
         self._limits = limits
         self._eos_ids = frozenset(eos_ids)
         self._table = SequenceTable(pool, limits.max_num_seqs)
-        self._reservations: dict[int, Reservation] = {}
+        self._blocks = BlockTables(pool)
+        self._landing = PlanLanding(self._table, self._blocks)
+        self._reservations = Reservations(pool)
         self._op_next = 1
         self._refused: Sequence | None = None
         """The waiting sequence that found too few pages, and how many it needs at least."""
@@ -97,18 +104,9 @@ class BatchPlanner:
             raise InternalError(f"sequence {seq} is known already")
         if not 0 < tokens_total < self.tokens_max:
             raise InvalidField("prompt", f"{tokens_total} tokens, this instance takes 1 to {self.tokens_max - 1}")
-        size = self._pool.block_size
-        cached = self._pool.match(hashes[: (tokens_total - 1) // size])
-        count = _blocks(tokens_total, size) - len(cached)
-        starving = self._refused is not None and self._refused.state is SeqState.WAITING
-        if starving or not self._pool.can_allocate(count + self._headroom(), cached):
+        if self._refused is not None and self._refused.state is SeqState.WAITING:
             return None
-        self._pool.acquire(cached)
-        new = self._pool.allocate(count)
-        self._pool.hold(new)
-        reservation = Reservation(cached, new, seq)
-        self._reservations[seq] = reservation
-        return reservation
+        return self._reservations.reserve(seq, tokens_total, hashes, self._headroom())
 
     def land(
         self,
@@ -128,26 +126,13 @@ class BatchPlanner:
         If that is all but the last token it decodes next, otherwise it computes the rest itself.
         """
         record = self._new_sequence(seq, tokens, tokens_prompt, sampling, hash_root, order, hashes)
-        self._take_reservation(reservation)
-        self._pool.unhold(reservation.pages_new)
-        record.pages = reservation.pages_cached + reservation.pages_new
-        size = self._pool.block_size
-        ready = min(tokens_ready, len(tokens), len(record.pages) * size)
-        record.scheduled = record.computed = min(ready, len(tokens) - 1)
-        record.blocks_published = len(reservation.pages_cached)
-        record.tokens_cached = min(record.blocks_published * size, tokens_prompt)
+        self._reservations.take(reservation)
+        self._blocks.land(record, reservation.pages_cached, reservation.pages_new, tokens_ready)
         self._table.insert_running(record)
-        self._publish(record, ready)
 
     def reservation_abort(self, reservation: Reservation, quarantine: bool) -> None:
         """Give a reservation up. With `quarantine` its new pages stay away until `pool.unquarantine`."""
-        self._take_reservation(reservation)
-        self._pool.release(reservation.pages_cached)
-        if quarantine:
-            self._pool.quarantine(reservation.pages_new)
-        else:
-            self._pool.unhold(reservation.pages_new)
-            self._pool.release(reservation.pages_new)
+        self._reservations.abort(reservation, quarantine)
 
     def cancel(self, seq: int) -> bool:
         """Forget a sequence in whatever state, and free all it owns once no plan in flight names it.
@@ -176,11 +161,6 @@ class BatchPlanner:
         """Let go of a parked sequence and its pages; for any other it is the same as `cancel`."""
         return self.cancel(seq)
 
-    def _take_reservation(self, reservation: Reservation) -> None:
-        if self._reservations.get(reservation.seq) is not reservation:
-            raise InternalError(f"the reservation of sequence {reservation.seq} is not open")
-        del self._reservations[reservation.seq]
-
     def _new_sequence(
         self,
         seq: int,
@@ -193,25 +173,11 @@ class BatchPlanner:
     ) -> Sequence:
         if seq in self._table.by_id:
             raise InternalError(f"sequence {seq} is known already")
-        if not 0 < tokens_prompt <= len(tokens):
-            raise InvalidField("prompt", f"{tokens_prompt} prompt tokens of {len(tokens)}")
-        if len(tokens) >= self.tokens_max:
-            raise InvalidField("prompt", f"{len(tokens)} tokens, this instance takes at most {self.tokens_max - 1}")
-        limit = min(tokens_prompt + sampling.max_tokens, self.tokens_max)
-        if len(tokens) >= limit:
-            raise InvalidField("max_tokens", f"{sampling.max_tokens} leaves nothing to generate")
-        stop_ids = frozenset(sampling.stop_token_ids)
-        return Sequence(
-            seq,
-            list(tokens),
-            tokens_prompt,
-            sampling,
-            hash_root,
-            order=order,
-            tokens_limit=limit,
-            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | self._eos_ids,
-            hashes=list(hashes[: len(tokens) // self._pool.block_size]),
-        )
+        record = new_sequence(seq, tokens, tokens_prompt, sampling, hash_root, order, self.tokens_max)
+        record.hashes = list(hashes[: len(tokens) // self._pool.block_size])
+        if not sampling.ignore_eos:
+            record.stop_ids |= self._eos_ids
+        return record
 
     # -- planning
 
@@ -234,7 +200,7 @@ class BatchPlanner:
 
     def _draft(self) -> PlanDraft:
         running = tuple(self._table.running)
-        decodes_likely = sum(1 for seq in running if seq.remaining == 1)
+        decodes_likely = sum(1 for seq in running if len(seq.tokens) + seq.pending - seq.scheduled == 1)
         oldest_prefills = bool(running) and running[0].remaining > 1
         budget = self._limits.max_num_batched_tokens
         draft = PlanDraft(self._op_next, budget, decodes_likely, oldest_prefills)
@@ -249,57 +215,36 @@ class BatchPlanner:
     def _draft_sequence(self, seq: Sequence, draft: PlanDraft) -> None:
         """Add what a running sequence can do in this step, if budget, row and pages allow."""
         expected = len(seq.tokens) + seq.pending
-        if expected >= seq.tokens_limit:
+        decodes = expected - seq.scheduled == 1
+        if expected >= seq.tokens_limit or (draft.budget_decodes if decodes else draft.budget_chunks) <= 0:
             return
-        if expected - seq.scheduled == 1:
-            if draft.budget_decodes > 0 and self._make_ready(seq, expected, draft):
-                draft.add_decode(seq)
-        elif draft.budget_chunks > 0 and self._make_ready(seq, expected, draft):
+        ready = seq.row is not None and expected <= len(seq.pages) * self._pool.block_size
+        if not ready and not self._make_ready(seq, expected, draft):
+            return
+        if decodes:
+            draft.add_decode(seq)
+        else:
             draft.add_chunk(seq, min(expected - seq.scheduled, draft.budget_chunks))
 
     def _make_ready(self, seq: Sequence, positions: int, draft: PlanDraft) -> bool:
         """Give a sequence a row, pages for `positions`, and a private page to write to."""
-        missing = _blocks(positions, self._pool.block_size) - len(seq.pages)
-        if seq.row is not None and missing <= 0:
-            return True
-        if seq.row is None and not self._table.rows_free:
+        missing = self._blocks.missing(seq, positions)
+        if seq.row is not None:
+            if missing and self._make_room(seq, missing):
+                draft.grow(seq, self._blocks.grow(seq, missing))
+                missing = 0
+            return not missing
+        if not self._table.rows_free:
             return False
-        copy = seq.row is None and self._must_copy(seq, missing)
-        if not self._make_room(seq, max(missing, 0) + copy):
+        copy = self._blocks.must_copy(seq, missing)
+        if not self._make_room(seq, missing + copy):
             return False
         if copy:
-            self._copy_on_write(seq, draft)
-        if missing > 0:
-            pages = self._pool.allocate(missing)
-            seq.pages.extend(pages)
-            if seq.row is not None:
-                draft.grow(seq, pages)
-        if seq.row is None:
-            self._table.bind_row(seq)
-            draft.starts.append(seq)
+            draft.copies.append(self._blocks.copy_on_write(seq))
+        self._blocks.grow(seq, missing)
+        self._table.bind_row(seq)
+        draft.starts.append(seq)
         return True
-
-    def _must_copy(self, seq: Sequence, missing: int) -> bool:
-        """Whether the first position to be written lies in a shared page that has to be copied before.
-
-        If there is no room for a copy and nobody else reads the page, it leaves the cache and is written in place.
-        """
-        block = seq.scheduled // self._pool.block_size
-        if block >= len(seq.pages) or not self._pool.is_shared(seq.pages[block]):
-            return False
-        if self._pool.can_allocate(max(missing, 0) + 1) or self._pool.references(seq.pages[block]) > 1:
-            return True
-        self._pool.unpublish(seq.pages[block])
-        seq.blocks_published = block
-        return False
-
-    def _copy_on_write(self, seq: Sequence, draft: PlanDraft) -> None:
-        block = seq.scheduled // self._pool.block_size
-        source = seq.pages[block]
-        (target,) = self._pool.allocate(1)
-        seq.pages[block] = target
-        self._pool.hold([source])
-        draft.copies.append((source, target))
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
         """Preempt younger sequences until `count` pages can be allocated; False if there are not enough (yet)."""
@@ -326,9 +271,8 @@ class BatchPlanner:
         steps = min(steps, *(self.tokens_max - seq.tokens_expected for seq in draft.decodes))
         if any(seq.prefill_only for seq in draft.decodes):
             steps = 1
-        size = self._pool.block_size
         while steps > 1:
-            missing = [max(0, _blocks(seq.scheduled + steps, size) - len(seq.pages)) for seq in draft.decodes]
+            missing = [self._blocks.missing(seq, seq.scheduled + steps) for seq in draft.decodes]
             if self._pool.can_allocate(sum(missing)):
                 break
             steps //= 2
@@ -337,49 +281,44 @@ class BatchPlanner:
         draft.steps = steps
         for seq, count in zip(draft.decodes, missing, strict=True):
             if count:
-                pages = self._pool.allocate(count)
-                seq.pages.extend(pages)
-                draft.grow(seq, pages)
+                draft.grow(seq, self._blocks.grow(seq, count))
 
     # -- admission
 
     def _admit(self, draft: PlanDraft) -> None:
-        table = self._table
-        while table.waiting and table.rows_free and draft.budget > 0:
-            seq = table.waiting[0]
-            if not self._place(seq):
+        """Start waiting sequences, oldest first, until budget, rows or pages are used up."""
+        index, table = 0, self._table
+        while index < min(len(table.waiting), SIBLINGS_MAX) and table.rows_free and draft.budget > 0:
+            seq = table.waiting[index]
+            if seq is self._refused and self._pool.pages_allocatable < self._pages_wanted:
                 return
-            del table.waiting[0]
+            cached = self._blocks.match(seq)
+            if self._is_worth_waiting(seq, len(cached)):
+                index += 1
+                continue
+            self._pages_wanted = self._blocks.place(seq, cached, 0 if seq.prefill_only else self._headroom())
+            self._refused = seq if self._pages_wanted else None
+            if self._pages_wanted:
+                return
+            del table.waiting[index]
             table.insert_running(seq)
             draft.budget_chunks = draft.budget_decodes = draft.budget
             self._draft_sequence(seq, draft)
 
-    def _place(self, seq: Sequence) -> bool:
-        """Give a waiting sequence its cached prefix and fresh pages for the rest of its known tokens."""
-        if seq is self._refused and self._pool.pages_allocatable < self._pages_wanted:
-            return False
-        size, known = self._pool.block_size, len(seq.tokens)
-        cached = self._pool.match(self._hash_blocks(seq, known // size))
-        copies = int(len(cached) * size == known)
-        spare = 0 if seq.prefill_only else self._headroom()
-        count = _blocks(known, size) - len(cached)
-        if copies and not self._pool.can_allocate(count + copies + spare, cached):
-            cached, count, copies = cached[:-1], count + 1, 0
-        if not self._pool.can_allocate(count + copies + spare, cached):
-            self._refused, self._pages_wanted = seq, count + copies + spare
-            return False
-        self._refused = None
-        self._pool.acquire(cached)
-        seq.pages = cached + self._pool.allocate(count)
-        seq.scheduled = seq.computed = min(len(cached) * size, known - 1)
-        seq.blocks_published = len(cached)
-        if seq.tokens_cached is None:
-            seq.tokens_cached = min(seq.computed, seq.tokens_prompt)
-        return True
+    def _is_worth_waiting(self, seq: Sequence, blocks_cached: int) -> bool:
+        """Whether at least half of what a sequence would compute is being computed by another one right now: of a burst
+        of siblings one computes the new prefix, the others read it a step later."""
+        size = self._pool.block_size
+        enough = max(size, (len(seq.tokens) - blocks_cached * size) // 2)
+        for other in self._table.running:
+            if other.row is not None and other.computed < len(other.tokens) - 1:
+                shared = shared_blocks(seq.hashes, other.hashes)
+                if other.computed < shared * size and (shared - blocks_cached) * size >= enough:
+                    return True
+        return False
 
     def _headroom(self) -> int:
-        running = len(self._table.running)
-        return -(-running // HEADROOM_SEQS)
+        return -(-len(self._table.running) // HEADROOM_SEQS)
 
     # -- results
 
@@ -388,81 +327,7 @@ class BatchPlanner:
         flights = self._table.flights
         if not flights or flights[0].op != result.op:
             raise InternalError(f"result of plan {result.op}, which is not the oldest in flight")
-        flight = flights.popleft()
-        rows = {row.seq: row for row in result.rows}
-        updates = []
-        for seq, end, sample in flight.chunks:
-            seq.pending -= int(sample)
-            if seq.state in _LIVE:
-                seq.computed = end
-                updates.append(self._tokens_landed(seq, rows[seq.seq]) if sample else self._chunk_landed(seq))
-        for seq in flight.decodes:
-            seq.pending -= flight.steps
-            if seq.state in _LIVE:
-                row = rows[seq.seq]
-                seq.scheduled -= flight.steps - len(row.tokens)
-                updates.append(self._tokens_landed(seq, row))
-        self._table.landed(flight)
-        return updates
-
-    def _chunk_landed(self, seq: Sequence) -> SeqUpdate:
-        self._publish(seq, seq.computed)
-        return SeqUpdate(seq.seq, seq.computed, [], None, "", "", seq.tokens_cached or 0)
-
-    def _tokens_landed(self, seq: Sequence, row: RowTokens) -> SeqUpdate:
-        """Append sampled tokens up to the one that ends the sequence, and let it go if there is one."""
-        if row.error is not None:
-            return self._failed(seq, row.error)
-        taken, finish = 0, ""
-        for token in row.tokens:
-            seq.tokens.append(token)
-            taken += 1
-            finish = seq.finish_reason(self.tokens_max)
-            if finish:
-                break
-        seq.computed = len(seq.tokens) - 1
-        if seq.computed // self._pool.block_size > seq.blocks_published:
-            self._publish(seq, seq.computed)
-        logprobs = None if row.logprobs is None else row.logprobs[:taken]
-        update = SeqUpdate(seq.seq, seq.computed, row.tokens[:taken], logprobs, finish, "", seq.tokens_cached or 0)
-        if seq.prefill_only:
-            self._table.park(seq)
-        elif finish:
-            self._table.end(seq)
-        return update
-
-    def _failed(self, seq: Sequence, error: str) -> SeqUpdate:
-        """Only this sequence ends. What it read and wrote is suspect and leaves the cache, or it would fail others."""
-        for page in seq.pages:
-            self._pool.unpublish(page)
-        update = SeqUpdate(seq.seq, seq.computed, [], None, "error", error, seq.tokens_cached or 0)
-        if seq.prefill_only:
-            self._table.park(seq)
-        else:
-            self._table.end(seq)
-        return update
-
-    # -- block hashes
-
-    def _hash_blocks(self, seq: Sequence, count: int) -> list[bytes]:
-        """The hashes of the first `count` blocks, all of final tokens; none without caching."""
-        if not self._pool.caching:
-            return []
-        size, hashes = self._pool.block_size, seq.hashes
-        for block in range(len(hashes), count):
-            parent = hashes[-1] if hashes else seq.hash_root
-            hashes.append(block_hash(parent, token_bytes(seq.tokens[block * size : (block + 1) * size])))
-        return hashes
-
-    def _publish(self, seq: Sequence, positions: int) -> None:
-        """Publish the blocks that lie wholly in the first `positions`, whose K/V is final."""
-        count = positions // self._pool.block_size
-        hashes = self._hash_blocks(seq, count)
-        if not hashes:
-            return
-        for block in range(seq.blocks_published, count):
-            self._pool.publish(seq.pages[block], hashes[block], hashes[block - 1] if block else b"")
-        seq.blocks_published = max(seq.blocks_published, count)
+        return self._landing.land(flights.popleft(), result)
 
     # -- what others are told
 
@@ -490,12 +355,4 @@ class BatchPlanner:
         """Raise InternalError where an invariant of the pool or of the queues is broken. O(everything)."""
         self._table.check()
         tables = [seq.pages for seq in self._table.by_id.values()]
-        tables += [reservation.pages_cached for reservation in self._reservations.values()]
-        self._pool.check(tables)
-
-
-_LIVE = (SeqState.RUNNING, SeqState.PREEMPTING)
-
-
-def _blocks(positions: int, block_size: int) -> int:
-    return -(-positions // block_size)
+        self._pool.check(tables + self._reservations.tables())

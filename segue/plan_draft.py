@@ -61,10 +61,12 @@ class PlanDraft:
         for seq in self.starts:
             self.grows.pop(_row(seq), None)  # a start carries the whole table
         chunks = [self._launch_chunk(seq, length, flight) for seq, length in self.chunks]
+        rows = []
         for seq in self.decodes:
             seq.scheduled += self.steps
             seq.pending += self.steps
             seq.op = self.op
+            rows.append(_row(seq))
         plan = BatchPlan(
             op=self.op,
             ends=ends,
@@ -72,7 +74,7 @@ class PlanDraft:
             starts=starts,
             grows=list(self.grows.items()),
             chunks=chunks,
-            decodes=[_row(seq) for seq in self.decodes],
+            decodes=rows,
             steps_max=self.steps,
         )
         return plan, flight

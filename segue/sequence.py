@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from segue.errors import InternalError
+from segue.errors import InternalError, InvalidField
 from segue.sampling_params import SamplingParams
 
 
@@ -57,22 +57,14 @@ class Sequence:
         "stop_ids",
         "tokens",
         "tokens_cached",
+        "tokens_end",
         "tokens_limit",
         "tokens_prompt",
+        "tokens_stop",
     )
 
     def __init__(
-        self,
-        seq: int,
-        tokens: list[int],
-        tokens_prompt: int,
-        sampling: SamplingParams,
-        hash_root: bytes,
-        *,
-        order: int,
-        tokens_limit: int,
-        stop_ids: frozenset[int],
-        hashes: list[bytes],
+        self, seq: int, tokens: list[int], tokens_prompt: int, sampling: SamplingParams, hash_root: bytes, order: int
     ) -> None:
         self.seq = seq
         self.tokens = tokens
@@ -81,10 +73,14 @@ class Sequence:
         self.hash_root = hash_root
         self.order = order
         self.prefill_only = False
-        self.tokens_limit = tokens_limit
-        """Once this many tokens are known or being sampled, no more are planned."""
-        self.stop_ids = stop_ids
-        self.hashes = hashes
+        self.tokens_end = tokens_prompt + sampling.max_tokens
+        """At this many tokens the sequence has its full length."""
+        self.tokens_limit = self.tokens_end
+        """At this many tokens, known or being sampled, no more are planned."""
+        self.tokens_stop = tokens_prompt + sampling.min_tokens
+        """With fewer tokens a stop token does not end it."""
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        self.hashes: list[bytes] = []
         """Chain over the full blocks of `tokens`; may lag behind."""
         self.state = SeqState.WAITING
         self.row: int | None = None
@@ -93,6 +89,7 @@ class Sequence:
         self.scheduled = 0
         self.computed = 0
         self.blocks_published = 0
+        """Leading blocks that are published, or stay private for good."""
         self.tokens_cached: int | None = None
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.op = 0
@@ -117,12 +114,34 @@ class Sequence:
             raise InternalError(f"sequence {self.seq} cannot go from {self.state.value} to {state.value}")
         self.state = state
 
-    def finish_reason(self, tokens_max: int) -> str:
-        """ "stop" or "length" when the newest token ends the sequence, else "". No stop before `min_tokens`."""
-        generated = len(self.tokens) - self.tokens_prompt
-        sampling = self.sampling
-        if self.tokens[-1] in self.stop_ids and generated >= sampling.min_tokens:
+    def append(self, token: int) -> str:
+        """Add a sampled token. Returns "stop" or "length" when it ends the sequence, else ""."""
+        self.tokens.append(token)
+        count = len(self.tokens)
+        if token in self.stop_ids and count >= self.tokens_stop:
             return "stop"
-        if generated >= sampling.max_tokens or len(self.tokens) >= tokens_max:
-            return "length"
-        return ""
+        return "length" if count >= self.tokens_end else ""
+
+
+def new_sequence(
+    seq: int,
+    tokens: list[int],
+    tokens_prompt: int,
+    sampling: SamplingParams,
+    hash_root: bytes,
+    order: int,
+    tokens_max: int,
+) -> Sequence:
+    """A waiting sequence of at most `tokens_max` tokens in all.
+
+    Raises InvalidField when there is nothing to compute, or no room for even one more token.
+    """
+    if not 0 < tokens_prompt <= len(tokens):
+        raise InvalidField("prompt", f"{tokens_prompt} prompt tokens of {len(tokens)}")
+    if len(tokens) >= tokens_max:
+        raise InvalidField("prompt", f"{len(tokens)} tokens, this instance takes at most {tokens_max - 1}")
+    record = Sequence(seq, list(tokens), tokens_prompt, sampling, hash_root, order)
+    if len(tokens) >= record.tokens_end:
+        raise InvalidField("max_tokens", f"{sampling.max_tokens} leaves nothing to generate")
+    record.tokens_end = record.tokens_limit = min(record.tokens_end, tokens_max)
+    return record
