@@ -61,7 +61,7 @@ class Runner:
         if plan.steps_max < 1 or (plan.chunks and plan.steps_max > 1):
             raise InternalError(f"plan {plan.op} has steps_max {plan.steps_max} and {len(plan.chunks)} chunks")
         started_s = time.perf_counter()
-        self._change_rows(plan)
+        self.change_rows(plan)
         steps = []
         if plan.chunks or plan.decodes:
             steps = [self._step(plan) for _ in range(plan.steps_max)]
@@ -87,7 +87,8 @@ class Runner:
             elapsed_us=int((finished_s - launched.started_s) * 1e6),
         )
 
-    def _change_rows(self, plan: BatchPlan) -> None:
+    def change_rows(self, plan: BatchPlan) -> None:
+        """Apply what a plan changes before it computes: rows that end, copied pages, new rows, grown block tables."""
         for row in plan.ends:
             self.state.end(row)
         if plan.copies:
