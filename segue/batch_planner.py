@@ -335,6 +335,10 @@ class BatchPlanner:
         """The block table of a sequence, front to back; empty while it waits. Raises KeyError when it is not known."""
         return list(self._table.by_id[seq].pages)
 
+    def knows(self, seq: int) -> bool:
+        """Whether the sequence waits, runs or is parked."""
+        return seq in self._table.by_id
+
     def has_work(self) -> bool:
         """Whether anything runs, waits or is in flight (parked sequences and reservations are not work)."""
         return bool(self._table.running or self._table.waiting or self._table.flights)
