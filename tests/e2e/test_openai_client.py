@@ -47,8 +47,7 @@ def test_content_parts_are_text(client: openai.OpenAI) -> None:
 
 def test_completion_prompt_as_text_list_and_token_ids(client: openai.OpenAI) -> None:
     text = "Once upon a time"
-    tokenizer = byte_tokenizer()
-    ids = [tokenizer.token_to_id("<s>"), *tokenizer.encode(text).ids]
+    ids = byte_tokenizer().encode(text).ids
     settings = {"model": MODEL, "max_tokens": 12, "temperature": 0}
     as_text = client.completions.create(prompt=text, **settings)
     as_list = client.completions.create(prompt=[text, text], **settings)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
 BOS, EOS = "<s>", "</s>"
@@ -24,16 +24,19 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
     return tokenizer
 
 
 def write_toy_model(folder: Path) -> LlamaForCausalLM:
-    """Odd on purpose: 3 query heads per KV head, head_dim 24 beside hidden 80, vocabulary not a power of two."""
+    """Odd on purpose: 3 query heads per KV head, head_dim 24 beside hidden 84, vocabulary not a power of two."""
     tokenizer = byte_tokenizer()
     bos, eos = tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=80,
+        hidden_size=84,
         intermediate_size=136,
         num_hidden_layers=3,
         num_attention_heads=6,
@@ -49,7 +52,7 @@ def write_toy_model(folder: Path) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE, "add_bos_token": True}
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return model
 
