@@ -74,9 +74,9 @@ class EventLog:
         self._events_kept_max = events_kept_max
 
     def batches(self, events: Sequence[KvEvent], *, snapshot: bool = False) -> Iterator[KvEventBatch]:
-        """Number `events`, split to the maximum of a message. A snapshot starts with BlocksCleared."""
-        if snapshot:
-            events = [BlocksCleared(), *events]
+        """Number `events`, split to the maximum of a message. A snapshot must start with BlocksCleared."""
+        if snapshot and not (events and isinstance(events[0], BlocksCleared)):
+            raise ValueError("a snapshot starts with BlocksCleared")
         for start in range(0, len(events), KV_EVENTS_PER_BATCH_MAX):
             part = list(events[start : start + KV_EVENTS_PER_BATCH_MAX])
             first = snapshot and start == 0

@@ -41,7 +41,7 @@ def decode_published(raw: bytes) -> PublishedMessage:
 class EventPublisher:
     """Publishes for one instance. Not thread-safe: it belongs to the I/O loop.
 
-    `snapshot` returns all events that rebuild what the instance holds now (`BlockPool.snapshot_events`).
+    `snapshot` returns BlocksCleared and the events that rebuild what the instance holds (`BlockPool.snapshot_events`).
     `address` after `bind` names the actual port of a wildcard bind.
     """
 

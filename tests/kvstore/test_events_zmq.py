@@ -32,7 +32,7 @@ def load(sequence: int) -> LoadReport:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[EventPublisher]:
-    made = EventPublisher(REF, lambda: [stored(99)])
+    made = EventPublisher(REF, lambda: [BlocksCleared(), stored(99)])
     made.bind(f"ipc://{tmp_path}/events")
     yield made
     made.close()
@@ -153,7 +153,7 @@ def test_reader_that_asks_on_gaps_ends_with_the_publishers_events(heard: list[bo
         for batch in list(log.batches([stored(number)])):
             if arrives and apply(batch) is not Verdict.APPLY:
                 missed = log.after(tracker.seen(REF))
-                answer = list(log.batches(truth, snapshot=True)) if missed is None else missed
+                answer = list(log.batches([BlocksCleared(), *truth], snapshot=True)) if missed is None else missed
                 for message in answer:
                     assert isinstance(message, KvEventBatch)
                     apply(message)

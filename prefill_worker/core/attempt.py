@@ -1,0 +1,94 @@
+"""What a prefill instance knows about one attempt."""
+
+from __future__ import annotations
+
+import struct
+
+from segue.handoff import PrefillState, prefill_handoff
+from segue.ids import AttemptRef, InstanceRef
+from segue.plan import TokenLogprobs
+from segue.worker_messages import Assign, Peer
+
+
+class PrefillAttempt:
+    """Mutable record, changed by the core alone.
+
+    Blocks are counted from the start of the sequence. `blocks_handed` blocks have been given to the mover or are at D
+    already; from `blocks_failed` on they cannot be trusted.
+    """
+
+    __slots__ = (
+        "arrived_us",
+        "asked_first_us",
+        "assign",
+        "blocks_failed",
+        "blocks_handed",
+        "conductor",
+        "deadline_us",
+        "ended_reason",
+        "finish",
+        "first_block",
+        "first_token",
+        "handoff",
+        "logprobs",
+        "moves",
+        "order",
+        "pages_target",
+        "said_us",
+        "seq",
+        "started_us",
+        "target",
+        "tokens",
+        "tokens_computed",
+    )
+
+    def __init__(self, assign: Assign, target: Peer, conductor: str, seq: int, now_us: int) -> None:
+        self.assign = assign
+        self.target = target
+        self.conductor = conductor
+        self.seq = seq
+        self.order = seq
+        self.tokens = list(struct.unpack(f"<{len(assign.token_ids) // 4}I", assign.token_ids))
+        self.handoff = prefill_handoff()
+        self.arrived_us = now_us
+        self.deadline_us = now_us + assign.deadline_ms * 1000 if assign.deadline_ms else None
+        self.asked_first_us: int | None = None
+        self.said_us = now_us
+        """When D was last asked or told what it must answer."""
+        self.started_us: int | None = None
+        self.first_block = 0
+        self.pages_target: list[int] = []
+        self.tokens_computed = 0
+        self.blocks_handed = 0
+        self.blocks_failed: int | None = None
+        self.moves: dict[int, tuple[int, list[int]]] = {}
+        """Outstanding op -> (first block, source pages), in block order."""
+        self.first_token: int | None = None
+        self.logprobs: TokenLogprobs | None = None
+        self.finish = ""
+        self.ended_reason = ""
+
+    @property
+    def key(self) -> AttemptRef:
+        return self.assign.key
+
+    @property
+    def peer(self) -> InstanceRef:
+        return self.target.ref
+
+    @property
+    def state(self) -> PrefillState:
+        return self.handoff.state
+
+    @property
+    def tokens_left(self) -> int:
+        return len(self.tokens) - self.tokens_computed
+
+    def blocks_total(self, block_size: int) -> int:
+        return -(-len(self.tokens) // block_size)
+
+    def blocks_ready(self, block_size: int) -> int:
+        """Blocks whose K/V is final: full ones, and the partial tail once the whole prompt is computed."""
+        if self.tokens_left == 0 and self.first_token is not None:
+            return self.blocks_total(block_size)
+        return self.tokens_computed // block_size

@@ -1,0 +1,470 @@
+"""The prefill machine: `step(now_us, events) -> decisions`, no clock and no I/O.
+
+Order of work. An assigned attempt waits PLANNED. When less than one chunk of granted work is left, the next one asks D
+for pages; nothing is computed before D has granted, so that no prefill is wasted and P never waits for D's memory while
+D waits for P. Full pages leave after every chunk, the partial tail with the first token, which goes to the gateway
+without waiting for the transfer.
+
+Ends. Abort is said to D only when no move of the attempt is outstanding, so it is itself the proof that nothing lands
+any more. Messages about attempts that are not here are answered and counted (`stale`), never an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prefill_worker.core.attempt import PrefillAttempt
+from prefill_worker.core.sending import PageSender
+from segue import handoff_messages as wire
+from segue.batch_planner import BatchPlanner, SeqUpdate
+from segue.block_pool import BlockPool
+from segue.errors import RequestError
+from segue.handoff import PREFILL_FINAL, HandoffTiming, PrefillEvent, PrefillState, Tombstones
+from segue.handoff_links import PeerLinks
+from segue.ids import AttemptRef, InstanceRef
+from segue.worker_messages import Outcome, OutcomeKind, TokenDelta
+from worker_runtime.events import (
+    Assigned,
+    CancelRequested,
+    CoreLoad,
+    Decision,
+    Drain,
+    Event,
+    Fenced,
+    GatewayLost,
+    LinkReady,
+    LinkRefused,
+    OpenLink,
+    PagesMoved,
+    PeerGone,
+    PeerMessage,
+    PlanFinished,
+    PublishKv,
+    PushTokens,
+    Report,
+    RunPlan,
+    SendPeer,
+    Stopping,
+)
+
+UNANSWERED_LEASES_MAX = 3
+"""A grant request repeated for this many leases without any answer ends the attempt: D does not know it."""
+
+_STOPPABLE = (PrefillState.PLANNED, PrefillState.COMPUTING, PrefillState.SENDING, PrefillState.SENT)
+
+
+class PrefillCore:
+    """`tokens_chunk` is the token budget of one step: how far ahead of its start an attempt asks for pages."""
+
+    def __init__(
+        self, ref: InstanceRef, planner: BatchPlanner, pool: BlockPool, timing: HandoffTiming, tokens_chunk: int
+    ) -> None:
+        self.ref = ref
+        self._planner = planner
+        self._pool = pool
+        self._timing = timing
+        self._tokens_chunk = tokens_chunk
+        self._attempts: dict[AttemptRef, PrefillAttempt] = {}
+        self._by_seq: dict[int, PrefillAttempt] = {}
+        self._sender = PageSender(pool)
+        self._links = PeerLinks(timing)
+        self._tombstones = Tombstones(timing.lease_us)
+        self._draining = False
+        self._next_id = 1
+        self._now_us = 0
+        self._out: list[Decision] = []
+        self.stale: Counter[str] = Counter()
+        """Messages that no longer mean anything, by kind: answered and counted, never an error."""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Assigned: self._on_assigned,
+            CancelRequested: self._on_cancel,
+            PeerMessage: self._on_peer_message,
+            LinkReady: self._on_link_ready,
+            LinkRefused: self._on_link_refused,
+            PeerGone: self._on_peer_gone,
+            PlanFinished: self._on_plan_finished,
+            PagesMoved: self._on_pages_moved,
+            Fenced: self._on_fenced,
+            GatewayLost: self._on_gateway_lost,
+            Drain: self._on_drain,
+            Stopping: self._on_stopping,
+        }
+        self._messages: dict[type, Callable[[PrefillAttempt, Any], None]] = {
+            wire.Grant: self._on_grant,
+            wire.Empty: self._on_empty,
+            wire.Refuse: self._on_refuse,
+            wire.Complete: self._on_complete,
+            wire.Abort: self._on_abort,
+            wire.AbortAck: self._on_abort_ack,
+            wire.Stale: self._on_stale,
+        }
+
+    # -- the interface of every machine
+
+    def step(self, now_us: int, events: Sequence[Event]) -> list[Decision]:
+        self._now_us = now_us
+        self._out = []
+        for event in events:
+            self._handlers[type(event)](event)
+        self._run_timers()
+        self._ask_for_grants()
+        while (plan := self._planner.plan()) is not None:
+            self._out.append(RunPlan(plan))
+        if kv_events := self._pool.drain_events():
+            self._out.append(PublishKv(kv_events))
+        return self._out
+
+    def next_wakeup(self) -> int | None:
+        """Leases are coarse: while anything is live, a look every repeat interval is enough."""
+        return self._now_us + self._timing.repeat_us if self._attempts else None
+
+    def load(self) -> CoreLoad:
+        counts = self._planner.counts()
+        planned = [attempt for attempt in self._attempts.values() if attempt.state is PrefillState.PLANNED]
+        return CoreLoad(
+            running=counts.running,
+            waiting=counts.waiting + len(planned),
+            tokens_queued=counts.tokens_queued + sum(len(attempt.tokens) for attempt in planned),
+            tokens_running=counts.tokens_running,
+            preemptions=counts.preemptions,
+            draining=self._draining,
+        )
+
+    def check(self) -> None:
+        self._planner.check()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._attempts
+
+    def states(self) -> dict[AttemptRef, PrefillState]:
+        return {key: attempt.state for key, attempt in self._attempts.items()}
+
+    # -- assignments and cancels
+
+    def _on_assigned(self, event: Assigned) -> None:
+        assign = event.assign
+        if assign.key in self._attempts:
+            self.stale["assigned twice"] += 1
+            return
+        refusal = self._refusal(event)
+        if refusal is not None or assign.decode is None:
+            kind, reason = refusal or (OutcomeKind.REFUSED, "no decode instance named")
+            outcome = Outcome(request_id=assign.request_id, attempt=assign.attempt, kind=kind, reason=reason)
+            self._out.append(Report(event.conductor, outcome))
+            return
+        attempt = PrefillAttempt(assign, assign.decode, event.conductor, self._take_id(), self._now_us)
+        self._attempts[attempt.key] = attempt
+        self._by_seq[attempt.seq] = attempt
+        if attempt.peer not in self._links:
+            self._links.open(attempt.peer, self._now_us)
+            self._out.append(OpenLink(attempt.target))
+
+    def _refusal(self, event: Assigned) -> tuple[OutcomeKind, str] | None:
+        reason = self._tombstones.reason(event.assign.key, self._now_us)
+        if reason is not None:
+            return OutcomeKind.CANCELLED, reason
+        if self._draining:
+            return OutcomeKind.REFUSED, "draining"
+        tokens = len(event.assign.token_ids) // 4
+        if not 0 < tokens < self._planner.tokens_max:
+            return OutcomeKind.REFUSED, f"{tokens} tokens, this instance takes 1 to {self._planner.tokens_max - 1}"
+        return None
+
+    def _on_cancel(self, event: CancelRequested) -> None:
+        self._tombstones.bury(event.key, event.reason, self._now_us)
+        for attempt in list(self._attempts.values()):
+            same_request = attempt.key.request_id == event.key.request_id
+            if same_request and event.key.attempt in (0, attempt.key.attempt):
+                self._stop(attempt, OutcomeKind.CANCELLED, event.reason)
+
+    def _on_gateway_lost(self, event: GatewayLost) -> None:
+        for attempt in list(self._attempts.values()):
+            if attempt.assign.gateway == event.gateway:
+                self._stop(attempt, OutcomeKind.CANCELLED, "gateway lost")
+
+    def _on_drain(self, _: Drain) -> None:
+        self._draining = True
+
+    def _on_stopping(self, event: Stopping) -> None:
+        self._draining = True
+        for attempt in list(self._attempts.values()):
+            self._stop(attempt, OutcomeKind.FAILED, event.reason)
+
+    # -- links
+
+    def _on_link_ready(self, event: LinkReady) -> None:
+        self._links.mark_ready(event.peer, self._now_us)
+
+    def _on_link_refused(self, event: LinkRefused) -> None:
+        self._links.close(event.peer)
+        for attempt in self._of_peer(event.peer):
+            self._stop(attempt, OutcomeKind.REFUSED, event.reason)
+
+    def _on_peer_gone(self, event: PeerGone) -> None:
+        self._links.close(event.peer)
+        for attempt in self._of_peer(event.peer):
+            self._stop(attempt, OutcomeKind.FAILED, "decode instance is gone")
+
+    def _of_peer(self, peer: InstanceRef) -> list[PrefillAttempt]:
+        return [attempt for attempt in self._attempts.values() if attempt.peer == peer]
+
+    # -- messages of D
+
+    def _on_peer_message(self, event: PeerMessage) -> None:
+        message = event.message
+        self._links.heard(message.source, self._now_us)
+        if isinstance(message, wire.Heartbeat):
+            return
+        attempt = self._attempts.get(message.key)
+        handler = self._messages.get(type(message))
+        wrong_end = message.target != self.ref or (attempt is not None and message.source != attempt.peer)
+        if attempt is None or handler is None or wrong_end:
+            self._answer_stale(message, known=attempt is not None)
+        else:
+            handler(attempt, message)
+
+    def _answer_stale(self, message: wire.AttemptMessage, *, known: bool) -> None:
+        """Nothing of this attempt is left here (or never was), so it is safe to say that nothing will be written."""
+        self.stale[type(message).__name__] += 1
+        end = (message.request_id, message.attempt, self.ref, message.source)
+        if message.target != self.ref:
+            self._out.append(SendPeer(wire.Stale(*end, f"{message.target} is gone, this is {self.ref}")))
+        elif isinstance(message, wire.Abort) and not known:
+            self._tombstones.bury(message.key, message.reason, self._now_us)
+            self._out.append(SendPeer(wire.AbortAck(*end)))
+        elif isinstance(message, wire.Grant) and not known:
+            self._out.append(SendPeer(wire.Stale(*end, "unknown attempt")))
+
+    def _on_grant(self, attempt: PrefillAttempt, message: wire.Grant) -> None:
+        if attempt.state is not PrefillState.PLANNED:
+            self.stale["Grant"] += 1
+            return
+        attempt.handoff.advance(PrefillEvent.GRANTED)
+        attempt.started_us = self._now_us
+        attempt.first_block = attempt.blocks_handed = message.first_block
+        attempt.pages_target = message.pages
+        assign = attempt.assign
+        try:
+            self._planner.add(
+                attempt.seq,
+                attempt.tokens,
+                assign.tokens_prompt,
+                assign.sampling,
+                assign.hash_root,
+                order=attempt.order,
+                prefill_only=True,
+            )
+        except RequestError as error:
+            self._stop(attempt, OutcomeKind.REFUSED, error.message)
+            return
+        self._report(attempt, OutcomeKind.PREFILL_STARTED)
+
+    def _on_empty(self, attempt: PrefillAttempt, _: wire.Empty) -> None:
+        if attempt.state is PrefillState.PLANNED:
+            self._end(attempt, PrefillEvent.LET_GO, "empty")
+
+    def _on_refuse(self, attempt: PrefillAttempt, message: wire.Refuse) -> None:
+        if attempt.state is PrefillState.PLANNED:
+            self._report(attempt, OutcomeKind.REFUSED, message.reason)
+            self._end(attempt, PrefillEvent.LET_GO, message.reason)
+
+    def _on_complete(self, attempt: PrefillAttempt, _: wire.Complete) -> None:
+        if attempt.state is PrefillState.SENT:
+            self._end(attempt, PrefillEvent.ACKNOWLEDGED, "complete")
+
+    def _on_abort(self, attempt: PrefillAttempt, message: wire.Abort) -> None:
+        self._tombstones.bury(attempt.key, message.reason, self._now_us)
+        self._stop(attempt, OutcomeKind.FAILED, message.reason)
+
+    def _on_abort_ack(self, attempt: PrefillAttempt, _: wire.AbortAck) -> None:
+        self.stale["AbortAck"] += 1
+
+    def _on_stale(self, attempt: PrefillAttempt, message: wire.Stale) -> None:
+        if attempt.state is PrefillState.SENT:
+            self._end(attempt, PrefillEvent.ACKNOWLEDGED, message.reason)
+        else:
+            self._stop(attempt, OutcomeKind.FAILED, message.reason)
+
+    # -- computing and sending
+
+    def _on_plan_finished(self, event: PlanFinished) -> None:
+        for update in self._planner.finished(event.result):
+            attempt = self._by_seq.get(update.seq)
+            if attempt is None or attempt.state not in (PrefillState.COMPUTING, PrefillState.SENDING):
+                self.stale["plan result"] += 1
+                continue
+            self._apply_update(attempt, update)
+
+    def _apply_update(self, attempt: PrefillAttempt, update: SeqUpdate) -> None:
+        attempt.tokens_computed = update.tokens_computed
+        if update.tokens and attempt.first_token is None:
+            attempt.first_token = update.tokens[0]
+            attempt.logprobs = update.logprobs[0] if update.logprobs else None
+        attempt.finish = update.finish
+        if update.tokens or update.finish:
+            self._emit(attempt, update)
+        if attempt.finish:
+            self._out.extend(self._sender.cancel(attempt))
+        else:
+            self._send_ready_pages(attempt)
+        self._settle(attempt)
+
+    def _emit(self, attempt: PrefillAttempt, update: SeqUpdate) -> None:
+        started_us = attempt.started_us or self._now_us
+        delta = TokenDelta(
+            request_id=attempt.key.request_id,
+            attempt=attempt.key.attempt,
+            position=len(attempt.tokens),
+            token_ids=update.tokens,
+            logprobs=update.logprobs,
+            finish=update.finish,
+            error=update.error,
+            tokens_cached=update.tokens_cached,
+            from_prefill=True,
+            queue_us=started_us - attempt.arrived_us,
+            compute_us=self._now_us - started_us,
+        )
+        self._out.append(PushTokens(attempt.assign.gateway, [delta]))
+        self._report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
+
+    def _send_ready_pages(self, attempt: PrefillAttempt) -> None:
+        ready = attempt.blocks_ready(self._pool.block_size)
+        if ready <= attempt.blocks_handed:
+            return
+        if attempt.state is PrefillState.COMPUTING:
+            attempt.handoff.advance(PrefillEvent.FIRST_PAGES)
+        self._out.append(self._sender.hand_over(attempt, self._planner.pages(attempt.seq), ready))
+
+    def _on_pages_moved(self, event: PagesMoved) -> None:
+        finished = self._sender.finish(event)
+        if finished is None:
+            self.stale["PagesMoved"] += 1
+            return
+        attempt, first, count = finished
+        if attempt.blocks_failed is None and attempt.state is PrefillState.SENDING:
+            self._say(attempt, wire.PagesSent, first, count)
+        self._settle(attempt)
+
+    def _settle(self, attempt: PrefillAttempt) -> None:
+        """Take the transition that the attempt is ready for, once none of its moves is outstanding."""
+        if attempt.moves:
+            return
+        if attempt.state in (PrefillState.ABORTING, PrefillState.QUARANTINED):
+            self._say(attempt, wire.Abort, attempt.ended_reason)
+            self._end(attempt, PrefillEvent.FENCED, attempt.ended_reason)
+        elif attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING) and attempt.finish:
+            self._say(attempt, wire.DoneAtP, attempt.finish)
+            self._report(attempt, OutcomeKind.DONE_AT_P)
+            self._end(attempt, PrefillEvent.LET_GO, "done at prefill")
+        elif attempt.state is PrefillState.SENDING and attempt.first_token is not None:
+            attempt.handoff.advance(PrefillEvent.ALL_MOVED)
+            self._planner.release(attempt.seq)
+            self._say_done(attempt)
+
+    def _say_done(self, attempt: PrefillAttempt) -> None:
+        assert attempt.first_token is not None
+        attempt.said_us = self._now_us
+        total = attempt.blocks_total(self._pool.block_size)
+        valid = total if attempt.blocks_failed is None else attempt.blocks_failed
+        self._say(attempt, wire.PrefillDone, attempt.first_token, attempt.logprobs, total, valid)
+
+    # -- ends
+
+    def _stop(self, attempt: PrefillAttempt, kind: OutcomeKind, reason: str) -> None:
+        """Give up: stop computing at once, tell D as soon as no write is outstanding."""
+        if attempt.state not in _STOPPABLE:
+            return
+        if attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING):
+            self._planner.cancel(attempt.seq)
+        attempt.handoff.advance(PrefillEvent.ABORT)
+        attempt.ended_reason = reason
+        self._report(attempt, kind, reason)
+        self._out.extend(self._sender.cancel(attempt))
+        self._settle(attempt)
+
+    def _end(self, attempt: PrefillAttempt, event: PrefillEvent, reason: str) -> None:
+        if event is PrefillEvent.LET_GO and attempt.state is not PrefillState.PLANNED:
+            self._planner.release(attempt.seq)
+        attempt.handoff.advance(event)
+        assert attempt.state in PREFILL_FINAL
+        self._tombstones.bury(attempt.key, reason, self._now_us)
+        del self._attempts[attempt.key]
+        del self._by_seq[attempt.seq]
+
+    # -- time
+
+    def _run_timers(self) -> None:
+        self._beat()
+        for attempt in list(self._attempts.values()):
+            if attempt.deadline_us is not None and self._now_us >= attempt.deadline_us:
+                self._stop(attempt, OutcomeKind.FAILED, "deadline passed")
+            else:
+                self._run_timer(attempt)
+
+    def _run_timer(self, attempt: PrefillAttempt) -> None:
+        now_us, timing = self._now_us, self._timing
+        if self._links.is_silent(attempt.peer, attempt.arrived_us, now_us):
+            self._stop(attempt, OutcomeKind.FAILED, "decode instance is silent")
+        elif attempt.state is PrefillState.PLANNED and attempt.asked_first_us is not None:
+            if now_us - attempt.asked_first_us >= UNANSWERED_LEASES_MAX * timing.lease_us:
+                self._stop(attempt, OutcomeKind.FAILED, "decode instance does not answer the grant request")
+            elif now_us - attempt.said_us >= timing.repeat_us:
+                self._ask(attempt)
+        elif attempt.state is PrefillState.SENT and now_us - attempt.said_us >= timing.repeat_us:
+            self._say_done(attempt)
+
+    def _beat(self) -> None:
+        for peer in self._links.take_due_beats(self._now_us):
+            live = [attempt.key for attempt in self._of_peer(peer)]
+            self._out.append(SendPeer(wire.Heartbeat(self.ref, peer, live)))
+
+    # -- asking
+
+    def _ask_for_grants(self) -> None:
+        """Ask for attempts in order while less than one chunk of work stands before them.
+
+        Attempts that wait for one D's memory do not count against another D's."""
+        granted = sum(
+            attempt.tokens_left
+            for attempt in self._attempts.values()
+            if attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING)
+        )
+        ahead: Counter[InstanceRef] = Counter()
+        for attempt in self._attempts.values():
+            if attempt.state is not PrefillState.PLANNED or not self._links.is_ready(attempt.peer):
+                continue
+            if attempt.asked_first_us is None and granted + ahead[attempt.peer] < self._tokens_chunk:
+                attempt.asked_first_us = self._now_us
+                self._ask(attempt)
+            if attempt.asked_first_us is not None:
+                ahead[attempt.peer] += len(attempt.tokens)
+
+    def _ask(self, attempt: PrefillAttempt) -> None:
+        attempt.said_us = self._now_us
+        self._say(attempt, wire.GrantRequest)
+
+    # -- small things
+
+    def _on_fenced(self, _: Fenced) -> None:
+        self.stale["Fenced"] += 1
+
+    def _say(self, attempt: PrefillAttempt, kind: type[Any], *rest: object) -> None:
+        message = kind(attempt.key.request_id, attempt.key.attempt, self.ref, attempt.peer, *rest)
+        self._out.append(SendPeer(message))
+
+    def _report(self, attempt: PrefillAttempt, kind: OutcomeKind, reason: str = "", tokens_cached: int = 0) -> None:
+        outcome = Outcome(
+            request_id=attempt.key.request_id,
+            attempt=attempt.key.attempt,
+            kind=kind,
+            reason=reason,
+            tokens_cached=tokens_cached,
+        )
+        self._out.append(Report(attempt.conductor, outcome))
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
