@@ -55,9 +55,7 @@ def test_committed_code_matches_its_proto_file(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_service_has_committed_stubs(
-    name: str, compiled: dict[str, descriptor_pb2.FileDescriptorProto]
-) -> None:
+def test_every_service_has_committed_stubs(name: str, compiled: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
     module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2_grpc")
     for service in compiled[name].service:
         servicer = getattr(module, service.name + "Servicer")
