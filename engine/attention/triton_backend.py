@@ -8,6 +8,7 @@ The decode work list depends on the window, so it is made at the first layer tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
@@ -121,4 +122,4 @@ class TritonBackend:
 def query_counts(batch: AttentionBatch) -> tuple[int, ...] | None:
     """Queries of each row where the host knows them."""
     starts = batch.query_starts_host
-    return None if starts is None else tuple(b - a for a, b in zip(starts, starts[1:], strict=False))
+    return None if starts is None else tuple(b - a for a, b in pairwise(starts))

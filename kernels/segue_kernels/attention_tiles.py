@@ -1,0 +1,84 @@
+"""Device functions shared by the paged attention kernels: tiles of K and V, scores, and the running softmax.
+
+Scores live in the log2 domain (scale is multiplied by log2 e), so that the kernels use the hardware's exp2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_places(table, start, limit, stride_page, STRIDE_TOKEN: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """Where tokens start .. start+TILE-1 of one row lie: (int64 page offset, int32 [TILE] offset from there).
+
+    `start` is a multiple of TILE, so that a tile lies in one page where PAGE is a multiple of TILE, and the page offset
+    is a scalar; for other page sizes every token's page is looked up and the page offset is [TILE]. Tokens at or past
+    `limit` get the place of some readable page.
+    """
+    if PAGE % TILE == 0:
+        page = tl.load(table + start // PAGE).to(tl.int64)
+        page_offset = page * stride_page + start % PAGE * STRIDE_TOKEN
+        within = tl.arange(0, TILE) * STRIDE_TOKEN
+    else:
+        token = start + tl.arange(0, TILE)
+        page_offset = tl.load(table + token // PAGE, mask=token < limit, other=0).to(tl.int64) * stride_page
+        within = (token % PAGE) * STRIDE_TOKEN
+    return page_offset, within
+
+
+@triton.jit
+def load_tile(
+    base,
+    page_offset,
+    within,
+    start,
+    limit,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """K or V [TILE, DIM_BLOCK]; zeros in padded dims and, when MASKED, at or past `limit` (stale bytes may be NaN)."""
+    dim = tl.arange(0, DIM_BLOCK)
+    if PAGE % TILE == 0:
+        pointers = (base + page_offset) + (within[:, None] + dim[None, :])
+    else:
+        pointers = (base + page_offset[:, None]) + (within[:, None] + dim[None, :])
+    if MASKED:
+        token = start + tl.arange(0, TILE)
+        tile = tl.load(pointers, mask=(token < limit)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    elif HEAD_DIM != DIM_BLOCK:
+        tile = tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def score_tile(q, k, scale, soft_cap, HAS_CAP: tl.constexpr):
+    """q [M, D] . k [TILE, D] transposed -> scores float32 [M, TILE] in the log2 domain."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if HAS_CAP:
+        # tanh by way of the sigmoid: exact to float32 rounding, and available in the interpreter.
+        scores = soft_cap * (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0) * 1.4426950408889634
+    else:
+        scores = scores * (scale * 1.4426950408889634)
+    return scores
+
+
+@triton.jit
+def softmax_step(scores, peak, total, out, v, MAYBE_EMPTY: tl.constexpr):
+    """One online-softmax update. peak, total float32 [M]; out float32 [M, D]; v [TILE, D].
+
+    MAYBE_EMPTY: some query may have seen no key yet, so that its peak is -inf and must not be subtracted from itself.
+    """
+    peak_next = tl.maximum(peak, tl.max(scores, 1))
+    shift = tl.where(peak_next == float("-inf"), 0.0, peak_next) if MAYBE_EMPTY else peak_next
+    weights = tl.exp2(scores - shift[:, None])
+    rescale = tl.exp2(peak - shift)
+    total = total * rescale + tl.sum(weights, 1)
+    out = tl.dot(weights.to(v.dtype), v, out * rescale[:, None], input_precision="ieee")
+    return peak_next, total, out

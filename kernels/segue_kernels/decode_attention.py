@@ -1,0 +1,336 @@
+"""Decode attention over paged K/V: a few queries per row against everything the row has cached.
+
+Two kernels. `decode_attention_kernel` runs one program for each (split of a row, kv-head); the query heads of one
+kv-head, times the row's queries, are packed into the M dimension of the tensor cores, so that K/V is read once. A row
+cut into several splits leaves normalised partial results and their log-sum-exp; `combine_splits_kernel` merges them:
+
+    out = sum_s 2^(lse_s - peak) out_s / sum_s 2^(lse_s - peak)
+
+(a last-arriver merge inside the first kernel was measured slower). Pages are `[page][layer][K|V][kv_head][token][dim]`,
+addressed by strides with 64-bit offsets. Floor: K/V bytes over the memory bandwidth.
+
+With PDL the kernels signal their dependents first and read q and pages only after the wait; before it they read
+only what the step's plan wrote: the work list, lengths and query starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.language.extra import cuda as tl_cuda
+
+from segue_kernels.attention_plan import DecodeWork, plan_decode_work
+from segue_kernels.attention_tiles import load_tile, score_tile, softmax_step, tile_places
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """Launch shape of the split kernel. `tile` tokens are read at a time; stages count the page-id load."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """One step's decode work for all layers that share `window`. Rows with more than `queries_max` queries, or none,
+    are left alone. partial float32 [items, heads * queries_max, dim], lse float32 [items, heads * queries_max]."""
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_starts: torch.Tensor
+    work: DecodeWork
+    partial: torch.Tensor
+    lse: torch.Tensor
+    queries_max: int
+    window: int | None
+    tiling: DecodeTiling
+
+
+@triton.jit
+def decode_attention_kernel(
+    q,
+    kv,
+    kv_scales,
+    out,
+    partial,
+    lse,
+    items,
+    block_tables,
+    seq_lens,
+    query_starts,
+    scale,
+    soft_cap,
+    window,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_page,
+    stride_kind,
+    stride_head,
+    stride_table,
+    STRIDE_TOKEN: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES_MAX: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl_cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    kv_heads = tl.num_programs(0)
+    item = tl.program_id(1)
+    row = tl.load(items + item * 4)
+    if row < 0:
+        return
+    begin = tl.load(items + item * 4 + 1)
+    end = tl.load(items + item * 4 + 2)
+    splits = tl.load(items + item * 4 + 3)
+    length = tl.load(seq_lens + row)
+    query_first = tl.load(query_starts + row)
+    queries = tl.load(query_starts + row + 1) - query_first
+    if PDL:
+        tl_cuda.gdc_wait()
+
+    packed = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, DIM_BLOCK)
+    query = packed // GROUP
+    head = kv_head * GROUP + packed % GROUP
+    q_mask = (query < queries)[:, None] & (dim < HEAD_DIM)[None, :]
+    q_offsets = (query_first + query).to(tl.int64)[:, None] * stride_q_token + head[:, None] * stride_q_head
+    q_tile = tl.load(q + q_offsets + dim[None, :], mask=q_mask, other=0.0)
+    position = length - queries + query
+    if HAS_SCALES:
+        scale = scale * tl.load(kv_scales + kv_head)
+    if UPCAST:
+        q_tile = q_tile.to(tl.float32)
+
+    keys = kv + kv_head * stride_head
+    values = keys + stride_kind
+    table = block_tables + row.to(tl.int64) * stride_table
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
+    for start in range(begin, end, TILE):
+        page_offset, within = tile_places(table, start, end, stride_page, STRIDE_TOKEN, PAGE, TILE)
+        k = load_tile(keys, page_offset, within, start, end, HEAD_DIM, DIM_BLOCK, PAGE, TILE, True).to(q_tile.dtype)
+        scores = score_tile(q_tile, k, scale, soft_cap, HAS_CAP)
+        token = (start + tl.arange(0, TILE))[None, :]
+        visible = (token <= position[:, None]) & (token < end)
+        if HAS_WINDOW:
+            visible = visible & (token > position[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
+        v = load_tile(values, page_offset, within, start, end, HEAD_DIM, DIM_BLOCK, PAGE, TILE, True).to(q_tile.dtype)
+        peak, total, result = softmax_step(scores, peak, total, result, v, HAS_WINDOW or QUERIES_MAX > 1)
+
+    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    if HAS_SCALES:
+        result = result * tl.load(kv_scales + kv_heads + kv_head)
+    if splits == 1:
+        out_offsets = (query_first + query).to(tl.int64)[:, None] * stride_out_token + head[:, None] * stride_out_head
+        tl.store(out + out_offsets + dim[None, :], result.to(out.dtype.element_ty), mask=q_mask)
+    else:
+        slot = (item * kv_heads + kv_head) * (GROUP * QUERIES_MAX) + packed
+        tl.store(partial + slot.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], result, mask=q_mask)
+        tl.store(lse + slot, peak + tl.log2(total), mask=query < queries)
+
+
+@triton.jit
+def combine_splits_kernel(
+    out,
+    partial,
+    lse,
+    row_items,
+    query_starts,
+    stride_out_token,
+    stride_out_head,
+    GROUP: tl.constexpr,
+    QUERIES_MAX: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl_cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    heads = tl.num_programs(0)
+    row = tl.program_id(1)
+    query = tl.program_id(2)
+    first = tl.load(row_items + row * 2)
+    splits = tl.load(row_items + row * 2 + 1)
+    query_first = tl.load(query_starts + row)
+    queries = tl.load(query_starts + row + 1) - query_first
+    if (splits < 0) | (splits == 1) | (query >= queries):
+        return
+    if PDL:
+        tl_cuda.gdc_wait()
+
+    slot = (head // GROUP) * (GROUP * QUERIES_MAX) + query * GROUP + head % GROUP
+    dim = tl.arange(0, DIM_BLOCK)
+    peak = float("-inf")
+    total = 0.0
+    result = tl.zeros([DIM_BLOCK], tl.float32)
+    for start in range(0, splits, SPLITS_BLOCK):
+        split = start + tl.arange(0, SPLITS_BLOCK)
+        index = (first + split) * (heads * QUERIES_MAX) + slot
+        logs = tl.load(lse + index, mask=split < splits, other=float("-inf"))
+        mask = (split < splits)[:, None] & (dim < HEAD_DIM)[None, :]
+        parts = tl.load(partial + index.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+        peak_next = tl.maximum(peak, tl.max(logs, 0))
+        shift = tl.where(peak_next == float("-inf"), 0.0, peak_next)
+        weights = tl.exp2(logs - shift)
+        rescale = tl.exp2(peak - shift)
+        total = total * rescale + tl.sum(weights, 0)
+        result = result * rescale + tl.sum(parts * weights[:, None], 0)
+        peak = peak_next
+    result = result / tl.where(total == 0.0, 1.0, total)
+    offset = (query_first + query).to(tl.int64) * stride_out_token + head * stride_out_head
+    tl.store(out + offset + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+def decode_tiling(head_dim: int, kv_dtype: torch.dtype) -> DecodeTiling:
+    """Tiles of 16 KiB for K and for V: at D 128 in bf16, 64 tokens and 2 warps were the fastest of those measured."""
+    row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
+    tile = min(64, max(16, 16384 // row_bytes))
+    return DecodeTiling(tile=tile, num_warps=2 if head_dim <= 128 else 4, num_stages=5)
+
+
+def plan_decode(
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_starts: torch.Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    queries_max: int = 1,
+    window: int | None = None,
+    tiling: DecodeTiling | None = None,
+    programs_per_sm: int | None = None,
+) -> DecodePlan:
+    """Work list and buffers for one step; only launches work on the device, so it may be captured in a graph.
+
+    block_tables int32 [rows, blocks_max], seq_lens int32 [rows], query_starts int32 [rows + 1]. The tensors are kept:
+    a replay of the captured plan reads their values of that time. ValueError when the packed queries exceed a tile.
+    """
+    if heads // kv_heads * queries_max > 128:
+        raise ValueError(f"{heads // kv_heads} heads per kv-head x {queries_max} queries exceed 128 rows of one tile")
+    tiling = tiling or decode_tiling(head_dim, kv_dtype)
+    work = plan_decode_work(
+        seq_lens,
+        query_starts,
+        kv_heads=kv_heads,
+        tile=tiling.tile,
+        queries_max=queries_max,
+        window=window,
+        **({} if programs_per_sm is None else {"programs_per_sm": programs_per_sm}),
+    )
+    slots, device = work.items.shape[0], seq_lens.device
+    return DecodePlan(
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        query_starts=query_starts,
+        work=work,
+        partial=torch.empty(slots, heads * queries_max, head_dim, dtype=torch.float32, device=device),
+        lse=torch.empty(slots, heads * queries_max, dtype=torch.float32, device=device),
+        queries_max=queries_max,
+        window=window,
+        tiling=tiling,
+    )
+
+
+def decode_attention(
+    plan: DecodePlan,
+    layer: int,
+    q: torch.Tensor,
+    kv_pages: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    kv_scales: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Attention of the plan's rows into `out` (returned). q, out [tokens, heads, dim], dim contiguous.
+
+    kv_pages [pages, layers, 2, kv_heads, block, dim] in q's dtype, or fp8 with kv_scales float32 [layers, 2, kv_heads].
+    `pdl` needs compute capability 9.0 and a stream in which the plan's kernels are not the direct predecessor.
+    """
+    _, heads, head_dim = q.shape
+    kv_heads, block_size = kv_pages.shape[3], kv_pages.shape[4]
+    assert q.stride(-1) == 1 and out.stride(-1) == 1 and kv_pages.stride(-1) == 1
+    group, dim_block = heads // kv_heads, triton.next_power_of_2(head_dim)
+    launch = {"launch_pdl": True} if pdl else {}
+    decode_attention_kernel[(kv_heads, plan.work.items.shape[0])](
+        q,
+        kv_pages[:, layer],
+        plan.lse if kv_scales is None else kv_scales[layer],
+        out,
+        plan.partial,
+        plan.lse,
+        plan.work.items,
+        plan.block_tables,
+        plan.seq_lens,
+        plan.query_starts,
+        scale,
+        soft_cap or 0.0,
+        plan.window or 0,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        kv_pages.stride(0),
+        kv_pages.stride(2),
+        kv_pages.stride(3),
+        plan.block_tables.stride(0),
+        STRIDE_TOKEN=kv_pages.stride(4),
+        GROUP=group,
+        QUERIES_MAX=plan.queries_max,
+        BLOCK_M=max(16, triton.next_power_of_2(group * plan.queries_max)),
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        PAGE=block_size,
+        TILE=plan.tiling.tile,
+        HAS_WINDOW=plan.window is not None,
+        HAS_CAP=soft_cap is not None,
+        HAS_SCALES=kv_scales is not None,
+        UPCAST=knobs.runtime.interpret,
+        PDL=pdl,
+        num_warps=plan.tiling.num_warps,
+        num_stages=plan.tiling.num_stages,
+        **launch,
+    )
+    combine_splits_kernel[(heads, plan.seq_lens.shape[0], plan.queries_max)](
+        out,
+        plan.partial,
+        plan.lse,
+        plan.work.rows,
+        plan.query_starts,
+        out.stride(0),
+        out.stride(1),
+        GROUP=group,
+        QUERIES_MAX=plan.queries_max,
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        SPLITS_BLOCK=16,
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )
+    return out
