@@ -153,23 +153,16 @@ def test_longest_blocks_of_a_row_come_first(device: torch.device) -> None:
         max_query=40,
         tiling=SMALL,
     )
-    assert plan.items.tolist() == [[0, 32], [0, 16], [0, 0], [1, 0], [-1, 0], [-1, 0]] or plan.items[:, 0].tolist() == [
-        0,
-        0,
-        0,
-        1,
-        -1,
-        -1,
-    ]
+    assert plan.items[:, 0].tolist() == [0, 0, 0, 1, -1, -1]
     assert plan.items[:4, 1].tolist() == [32, 16, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("arch", "kv_type", "dim", "max_query", "spill_bytes_max"),
     [
-        (80, "bf16", 128, 256, 0),
+        (80, "bf16", 128, 256, 16),
         (90, "bf16", 128, 256, 0),
-        (100, "bf16", 128, 256, 0),
+        (100, "bf16", 128, 256, 16),
         (90, "bf16", 64, 4096, 0),
         (90, "bf16", 256, 4096, 0),
         (90, "fp32", 128, 4096, 0),
