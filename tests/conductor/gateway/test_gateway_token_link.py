@@ -1,0 +1,84 @@
+"""Instances push tokens over a real TokenLink stream."""
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+from gateway_front import Front, tokens_of
+from segue_proto.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+from conductor.gateway.testing import Script
+
+Start = Callable[..., Awaitable[Front]]
+REF = worker_pb2.InstanceRef(uuid="uuid-d0", incarnation=1)
+
+
+def batch(*deltas: worker_pb2.TokenDelta) -> worker_pb2.TokenBatch:
+    return worker_pb2.TokenBatch(ref=REF, name="d0", deltas=deltas)
+
+
+def delta(
+    request_id: str, position: int, ids: list[int], *, attempt: int = 1, **fields: object
+) -> worker_pb2.TokenDelta:
+    return worker_pb2.TokenDelta(request_id=request_id, attempt=attempt, position=position, token_ids=ids, **fields)
+
+
+async def test_pushed_tokens_reach_the_client_once_and_batches_are_acknowledged(start: Start) -> None:
+    front = await start(lambda request: Script(hang=True))
+    ids = tokens_of("hello world")
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+            inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[1, 2, 3]), request_id="r")
+        )
+        await call.read()
+        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        await push.write(batch(delta("r", 3, ids[:1])))
+        await push.write(batch(delta("r", 3, ids[:1])))
+        await push.write(batch(delta("r", 4, ids[1:], finish=inference_pb2.FINISH_REASON_LENGTH)))
+        await push.done_writing()
+        acks = [ack async for ack in push]
+        responses = [response async for response in call]
+    assert acks[-1].batches == 3
+    assert [token_id for response in responses for token_id in response.delta.token_ids] == ids
+    assert "".join(response.delta.text for response in responses) == "hello world"
+    assert responses[-1].finished.reason == inference_pb2.FINISH_REASON_LENGTH
+
+
+async def test_work_for_an_unknown_request_is_answered_with_a_cancel(start: Start) -> None:
+    front = await start()
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        await push.write(batch(delta("gone", 3, [1])))
+        ack = await push.read()
+        await push.done_writing()
+    assert [cancel.request_id for cancel in ack.cancels] == ["gone"]
+
+
+async def test_a_last_message_for_an_unknown_request_needs_no_cancel(start: Start) -> None:
+    front = await start()
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        await push.write(batch(delta("gone", 3, [1], finish=inference_pb2.FINISH_REASON_STOP)))
+        await push.done_writing()
+        acks = [ack async for ack in push]
+    assert acks[-1].batches == 1 and not any(ack.cancels for ack in acks)
+
+
+async def test_work_for_a_replaced_attempt_is_cancelled_and_its_tokens_are_not_used(start: Start) -> None:
+    front = await start(lambda request: Script(hang=True))
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+            inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[1, 2, 3]), request_id="r")
+        )
+        await call.read()
+        front.gateway.table.on_attempt_failed("r", 1, "instance d0 is lost")
+        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        await push.write(batch(delta("r", 3, [9])))
+        ack = await push.read()
+        while len(front.conductor.submitted) < 2:
+            await push.write(batch())
+            await push.read()
+        await push.write(batch(delta("r", 3, tokens_of("ok"), attempt=2, finish=inference_pb2.FINISH_REASON_LENGTH)))
+        await push.done_writing()
+        responses = [response async for response in call]
+    assert [(cancel.request_id, cancel.attempt) for cancel in ack.cancels] == [("r", 1)]
+    assert "".join(response.delta.text for response in responses) == "ok"
