@@ -1,0 +1,1 @@
+"""How KV pages and the messages about them travel between two instances."""

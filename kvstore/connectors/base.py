@@ -1,0 +1,73 @@
+"""What every page mover offers. Planning which page goes where is the cores' business; a mover only moves.
+
+A mover serves both ends. A *target* describes memory that peers may write (`describe`) and lends pages of it
+(`receive`); a *source* registers that description and sends. Arrival is told by the source on the control channel,
+after the mover has reported the op done: a mover that finishes an op has made every byte visible at the target.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from segue.errors import ConfigError, SegueError
+from segue.handoff_messages import ProcessIdentity, SegmentDescriptor
+from segue.ids import InstanceRef
+
+
+class MoverError(SegueError):
+    """This mover cannot serve this pair, with the reason; nothing was moved."""
+
+
+class MoveDone(msgspec.Struct, frozen=True):
+    """The end of one op: its first `moved` pages have landed."""
+
+    op: int
+    moved: int
+    error: str = ""
+
+
+class Mover(Protocol):
+    """Calls never block; `on_done`, given at construction, is called from any thread when `poll` has something."""
+
+    def describe(self) -> SegmentDescriptor | None:
+        """What peers need to write here; None when this side is a source only."""
+
+    def register(self, peer: InstanceRef, process: ProcessIdentity, segment: SegmentDescriptor | None) -> None:
+        """Make a peer known and, with `segment`, its memory writable; probes the memory. Raises MoverError."""
+
+    def send(self, op: int, peer: InstanceRef, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy own page -> peer's page, in this order. Every op ends with exactly one MoveDone, errors included."""
+
+    def receive(self, peer: InstanceRef, pages: Sequence[int]) -> None:
+        """From now on `peer` may write these pages. Raises MoverError when it was never registered."""
+
+    def poll(self) -> list[MoveDone]: ...
+
+    def cancel(self, op: int) -> None:
+        """Pages of `op` not begun need not be moved. Unknown ops are ignored: the op may just have ended."""
+
+    def fence(self, peer: InstanceRef) -> bool:
+        """True when it is proven that no write of `peer` can land here any more."""
+
+    def forget(self, peer: InstanceRef) -> None:
+        """Drop what `register` made, once nothing is outstanding with the peer."""
+
+    def close(self) -> None:
+        """Stop moving, release and unlink own memory. Idempotent."""
+
+
+MOVERS: dict[str, str] = {
+    "shared_memory": "kvstore.connectors.shared_memory:SharedMemoryMover",
+}
+
+
+def mover_class(name: str) -> Any:
+    """The class behind a name; ConfigError lists the known names."""
+    if name not in MOVERS:
+        raise ConfigError(f"KV connector {name!r} is unknown; known: {', '.join(sorted(MOVERS))}")
+    module, _, attribute = MOVERS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
