@@ -64,7 +64,11 @@ def family_configs() -> dict[str, PretrainedConfig]:
         ),
         "qwen3": Qwen3Config(**SIZES),
         "gemma2": Gemma2Config(
-            **SIZES, sliding_window=11, query_pre_attn_scalar=20, attn_logit_softcapping=5.0, final_logit_softcapping=4.0
+            **SIZES,
+            sliding_window=11,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=4.0,
         ),
         "gemma3": Gemma3TextConfig(
             **SIZES | {"num_hidden_layers": 7},
