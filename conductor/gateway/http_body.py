@@ -16,6 +16,7 @@ from segue.errors import BodyTooLarge, InvalidField
 
 T = TypeVar("T")
 
+MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 PATH_OF_ERROR = re.compile(r"^(?P<what>.*?) - at .*?`\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
 
@@ -50,10 +51,17 @@ def convert(decoded: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(decoded, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        match = PATH_OF_ERROR.match(str(error))
-        if match is None:
-            raise InvalidField("body", str(error)) from error
-        raise InvalidField(match["path"] or "body", match["what"].replace("`", "")) from error
+        raise _invalid(str(error)) from error
+
+
+def _invalid(message: str) -> InvalidField:
+    """From msgspec's "<what> - at `$.<path>`"."""
+    match = PATH_OF_ERROR.match(message)
+    what, path = (message, "") if match is None else (match["what"], match["path"])
+    missing = MISSING_FIELD.match(what)
+    if missing is not None:
+        return InvalidField(f"{path}.{missing['name']}" if path else missing["name"], "is required")
+    return InvalidField(path or "body", what.replace("`", ""))
 
 
 def _check_size(size: int) -> None:

@@ -40,7 +40,7 @@ INVALID_CHAT = [
     ("array", b"[]", 400, "body"),
     ("empty", b"", 400, "body"),
     ("deep", b"[" * 100_000, 400, "body"),
-    ("no_messages", {"model": "toy"}, 400, "body"),
+    ("no_messages", {"model": "toy"}, 400, "messages"),
     ("messages_empty", {**CHAT, "messages": []}, 400, "messages"),
     ("messages_type", {**CHAT, "messages": "x"}, 400, "messages"),
     ("role", {**CHAT, "messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role"),
@@ -82,7 +82,7 @@ INVALID_CHAT = [
 ]
 
 INVALID_TEXT = [
-    ("no_prompt", {"model": "toy"}, 400, "body"),
+    ("no_prompt", {"model": "toy"}, 400, "prompt"),
     ("prompt_empty", {**TEXT, "prompt": ""}, 400, "prompt"),
     ("prompt_list_empty", {**TEXT, "prompt": []}, 400, "prompt"),
     ("prompt_one_empty", {**TEXT, "prompt": ["a", ""]}, 400, "prompt[1]"),
@@ -184,7 +184,7 @@ async def test_it_is_healthy_but_not_ready_without_a_usable_pair(start: Start) -
     front.conductor.served.clear()
     assert (await get(front, "/health")).status_code == 200
     assert (await get(front, "/ready")).status_code == 503
-    assert (await post(front, "/v1/completions", TEXT)).status_code == 404
+    assert (await post(front, "/v1/completions", TEXT)).status_code == 503
     assert (await post(front, "/v1/completions", {"prompt": "x"})).status_code == 503
 
 

@@ -212,9 +212,8 @@ async def test_no_instances_is_503(start: Start) -> None:
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_error_event(start: Start) -> None:
-    front = await start(
-        lambda request: Script(tokens=tokens_of("hello world"), finish="error", error="NaN", step_s=0.01)
-    )
+    tokens = tokens_of("hello world")
+    front = await start(lambda request: Script(tokens=tokens, finish="error", error="NaN", step_s=0.01))
     async with client_of(front) as client:
         stream = await client.chat.completions.create(model="toy", messages=HI, stream=True)
         with pytest.raises(openai.APIError, match="internal error"):

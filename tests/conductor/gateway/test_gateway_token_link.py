@@ -16,6 +16,13 @@ def batch(*deltas: worker_pb2.TokenDelta) -> worker_pb2.TokenBatch:
     return worker_pb2.TokenBatch(ref=REF, name="d0", deltas=deltas)
 
 
+async def rest_of(call: grpc.aio.UnaryStreamCall) -> list[inference_pb2.GenerateResponse]:
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses
+
+
 def delta(
     request_id: str, position: int, ids: list[int], *, attempt: int = 1, **fields: object
 ) -> worker_pb2.TokenDelta:
@@ -36,7 +43,7 @@ async def test_pushed_tokens_reach_the_client_once_and_batches_are_acknowledged(
         await push.write(batch(delta("r", 4, ids[1:], finish=inference_pb2.FINISH_REASON_LENGTH)))
         await push.done_writing()
         acks = [ack async for ack in push]
-        responses = [response async for response in call]
+        responses = await rest_of(call)
     assert acks[-1].batches == 3
     assert [token_id for response in responses for token_id in response.delta.token_ids] == ids
     assert "".join(response.delta.text for response in responses) == "hello world"
@@ -79,6 +86,6 @@ async def test_work_for_a_replaced_attempt_is_cancelled_and_its_tokens_are_not_u
             await push.read()
         await push.write(batch(delta("r", 3, tokens_of("ok"), attempt=2, finish=inference_pb2.FINISH_REASON_LENGTH)))
         await push.done_writing()
-        responses = [response async for response in call]
+        responses = await rest_of(call)
     assert [(cancel.request_id, cancel.attempt) for cancel in ack.cancels] == [("r", 1)]
     assert "".join(response.delta.text for response in responses) == "ok"
