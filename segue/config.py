@@ -88,6 +88,10 @@ class FrontConfig(Config, frozen=True, kw_only=True):
     """0: limits.QUEUED_REQUESTS_MAX."""
     strict_fields: bool = False
     log_level: str = "info"
+    advertise_host: str = ""
+    """Where workers and clients reach this process; empty: `host`, or the machine's own if that is a wildcard."""
+    record: str = ""
+    """File to which the Conductor appends what it was told and decided, for replay; empty: none."""
 
 
 class ClusterConfig(Config, frozen=True, kw_only=True):

@@ -61,6 +61,12 @@ class Fleet:
             group = Group(model)
             groups.append(group)
         group.members[instance.uuid] = instance
+        self._settle(model)
+
+    def mark_draining(self, instance: Instance) -> None:
+        """It takes no new work from now on."""
+        instance.draining = True
+        self._settle(instance.manifest.model)
 
     def remove(self, instance: Instance) -> None:
         del self.instances[instance.uuid]
@@ -70,6 +76,7 @@ class Fleet:
         groups[:] = [group for group in groups if group.members]
         if not groups:
             del self._groups[instance.manifest.model]
+        self._settle(instance.manifest.model)
 
     def is_known(self, model: str) -> bool:
         return model in self._models_known
@@ -79,15 +86,7 @@ class Fleet:
 
     def served_group(self, model: str) -> Group | None:
         """The group that serves `model` now, or None (`unavailability` says why)."""
-        groups = self._groups.get(model, [])
-        served = self._served.get(model)
-        if served not in groups or not self._usable(served):
-            served = next((group for group in groups if self._usable(group)), None)
-        if served is None:
-            self._served.pop(model, None)
-        else:
-            self._served[model] = served
-        return served
+        return self._served.get(model)
 
     def group_of_root(self, model: str, kv_root: bytes) -> Group | None:
         """The usable group that a request's hashes were made for; an empty root means the served one."""
@@ -117,6 +116,17 @@ class Fleet:
                 if refusal is not None:
                     return f"no compatible pair of instances serves {model}: {refusal}"
         return f"no instance serves {model} with the KV root the request was hashed for"
+
+    def _settle(self, model: str) -> None:
+        """Choose who serves `model`: as before while that group is usable, else the oldest usable one."""
+        groups = self._groups.get(model, [])
+        served = self._served.get(model)
+        if served is None or served not in groups or not self._usable(served):
+            served = next((group for group in groups if self._usable(group)), None)
+        if served is None:
+            self._served.pop(model, None)
+        else:
+            self._served[model] = served
 
     def _usable(self, group: Group) -> bool:
         if group.active(Role.AGGREGATED):

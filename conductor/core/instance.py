@@ -84,7 +84,6 @@ class Instance:
         self.others_tokens = max(0, report.tokens_queued - self.booked_tokens)
         self.others_pages = max(0, in_use - self.booked_pages)
         self.others_rows = max(0, report.running + report.waiting - self.booked_rows)
-        self.draining = self.draining or report.draining
 
     def refuse(self, now_us: int) -> None:
         """It had no room although we thought so: leave it alone for a moment. No sign of illness."""

@@ -44,13 +44,13 @@ class Membership:
             case InstanceDraining():
                 instance = self._fleet.find(event.ref)
                 if instance is not None:
-                    instance.draining = True
+                    self._fleet.mark_draining(instance)
                 return []
             case DrainRequested():
                 instance = self._fleet.instances.get(event.uuid)
                 if instance is None or instance.draining:
                     return []
-                instance.draining = True
+                self._fleet.mark_draining(instance)
                 return [Drain(ref=instance.ref)]
 
     def take_kv(self, batch: KvEventBatch, now_us: int) -> None:
@@ -62,6 +62,8 @@ class Membership:
         if instance is not None:
             self._follow(report.ref.uuid, self._index.advance(report.ref, report.sequence), now_us)
             instance.take_report(report)
+            if report.draining and not instance.draining:
+                self._fleet.mark_draining(instance)
 
     def resyncs(self, now_us: int) -> list[Decision]:
         return [

@@ -1,0 +1,224 @@
+"""WorkerControl: one bidirectional stream to each worker.
+
+    worker    -> Register, [ModelCardAsset], Outcome*, WorkerHeartbeat*
+    Conductor -> Registered | Refused, Assign*, CancelAttempt*, ResyncEvents*, Drain*
+
+A worker is a member from its Register (and card, where asked for) until its stream ends, it is silent for three
+heartbeats, or the same uuid registers again. Whatever ends the stream tells the control loop exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import grpc
+import msgspec
+from segue_proto.convert import assign_to_pb, cancel_to_pb, outcome_from_pb
+from segue_proto.v1 import worker_pb2
+
+from conductor.control_loop import ControlLoop, monotonic_us
+from conductor.registry import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX, Registry
+from segue.errors import SegueError
+from segue.ids import InstanceRef
+from segue.manifest import InstanceManifest
+from segue.model_card import ModelCard
+from segue.worker_messages import Assign, CancelAttempt
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerControl"].full_name
+
+OUTGOING_MAX = 4096
+"""Messages a worker has not read yet; a worker further behind is as good as lost."""
+
+REGISTER_S_MAX = 10.0
+"""A stream that does not say who it is (or does not send the card it was asked for) in this time is closed."""
+
+
+class ProtocolBroken(SegueError):
+    """The peer sent what this stream does not allow."""
+
+
+class Session:
+    """One stream. `WorkerLink` of the control loop; its calls only queue."""
+
+    def __init__(self) -> None:
+        self.manifest: InstanceManifest | None = None
+        self.closed_because = ""
+        self._outgoing: asyncio.Queue[worker_pb2.ConductorMessage | None] = asyncio.Queue()
+
+    def assign(self, assign: Assign) -> None:
+        self.send(worker_pb2.ConductorMessage(assign=assign_to_pb(assign)))
+
+    def cancel(self, cancel: CancelAttempt) -> None:
+        self.send(worker_pb2.ConductorMessage(cancel=cancel_to_pb(cancel)))
+
+    def resync(self, sequence_seen: int) -> None:
+        self.send(worker_pb2.ConductorMessage(resync=worker_pb2.ResyncEvents(sequence_seen=sequence_seen)))
+
+    def drain(self) -> None:
+        self.send(worker_pb2.ConductorMessage(drain=worker_pb2.Drain()))
+
+    def refuse(self, reason: str) -> None:
+        self.send(worker_pb2.ConductorMessage(refused=worker_pb2.Refused(reason=reason)))
+        self.close(reason)
+
+    def send(self, message: worker_pb2.ConductorMessage) -> None:
+        if self.closed_because:
+            return
+        if self._outgoing.qsize() >= OUTGOING_MAX:
+            self.close(f"{OUTGOING_MAX} messages were not read")
+        else:
+            self._outgoing.put_nowait(message)
+
+    def close(self, reason: str) -> None:
+        """End the stream after what is queued. The first reason stays."""
+        if not self.closed_because:
+            self.closed_because = reason
+            self._outgoing.put_nowait(None)
+
+    async def outgoing(self) -> AsyncIterator[worker_pb2.ConductorMessage]:
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+
+class WorkerControlService:
+    """`name` identifies this Conductor to its workers."""
+
+    def __init__(self, loop: ControlLoop, registry: Registry, name: str) -> None:
+        self._loop = loop
+        self._registry = registry
+        self._name = name
+        self._sessions: dict[InstanceRef, Session] = {}
+        self._draining: set[InstanceRef] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        attach = grpc.stream_stream_rpc_method_handler(
+            self.attach,
+            request_deserializer=worker_pb2.WorkerMessage.FromString,
+            response_serializer=worker_pb2.ConductorMessage.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Attach": attach})
+
+    async def attach(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.WorkerMessage],
+        context: grpc.aio.ServicerContext[worker_pb2.WorkerMessage, worker_pb2.ConductorMessage],
+    ) -> AsyncIterator[worker_pb2.ConductorMessage]:
+        session = Session()
+        reader = asyncio.create_task(self._read(session, request_iterator), name="worker stream")
+        try:
+            async for message in session.outgoing():
+                yield message
+        finally:
+            reader.cancel()
+            self._leave(session, session.closed_because or "its control stream broke")
+
+    async def watch_heartbeats(self) -> None:
+        """Until cancelled: close the streams of silent workers."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_MS / 1000)
+            for ref in self._registry.silent(monotonic_us()):
+                reason = f"it was silent for {HEARTBEATS_MISSED_MAX} heartbeats"
+                session = self._sessions[ref]
+                session.close(reason)
+                self._leave(session, reason)
+
+    def close(self, reason: str) -> None:
+        """End every stream: the Conductor shuts down."""
+        for session in list(self._sessions.values()):
+            session.close(reason)
+
+    async def _read(self, session: Session, messages: AsyncIterator[worker_pb2.WorkerMessage]) -> None:
+        """Everything the worker says. Ends the session when it is refused, says nonsense or hangs up."""
+        try:
+            async with asyncio.timeout(REGISTER_S_MAX):
+                manifest = await self._introduce(session, messages)
+            self._join(session, manifest)
+            async for message in messages:
+                self._take(manifest.ref, message)
+            session.close("it closed its control stream")
+        except TimeoutError:
+            session.refuse(f"no registration within {REGISTER_S_MAX:.0f} s")
+        except ProtocolBroken as error:
+            log.warning("refused a worker: %s", error)
+            session.refuse(str(error))
+
+    async def _introduce(self, session: Session, messages: AsyncIterator[worker_pb2.WorkerMessage]) -> InstanceManifest:
+        """The first message, answered, and the card if it is needed. Raises ProtocolBroken when refused."""
+        first = await _next(messages, "register")
+        manifest = _decode(first.register.manifest, InstanceManifest)
+        refusal = self._registry.refusal(manifest)
+        if refusal is not None:
+            raise ProtocolBroken(refusal)
+        need_card = self._registry.needs_card(manifest)
+        answer = worker_pb2.Registered(need_card=need_card, heartbeat_ms=HEARTBEAT_MS, conductor=self._name)
+        session.send(worker_pb2.ConductorMessage(registered=answer))
+        if need_card:
+            asset = (await _next(messages, "card")).card
+            card = _decode(asset.card, ModelCard)
+            if not card.digest == asset.digest == manifest.card_digest:
+                raise ProtocolBroken(f"the card is {card.digest}, the manifest names {manifest.card_digest}")
+            self._registry.add_card(card)
+        return manifest
+
+    def _join(self, session: Session, manifest: InstanceManifest) -> None:
+        refusal = self._registry.refusal(manifest)
+        if refusal is not None:
+            raise ProtocolBroken(refusal)
+        present = self._registry.present(manifest.ref.uuid)
+        if present is not None:
+            reason = "it registered again"
+            self._sessions[present].close(reason)
+            self._leave(self._sessions[present], reason)
+        session.manifest = manifest
+        self._sessions[manifest.ref] = session
+        self._registry.add(manifest, monotonic_us())
+        self._loop.joined(manifest, session)
+        log.info("%s %s joined for model %s", manifest.role, manifest.name, manifest.model)
+
+    def _take(self, ref: InstanceRef, message: worker_pb2.WorkerMessage) -> None:
+        self._registry.heard(ref, monotonic_us())
+        match message.WhichOneof("body"):
+            case "outcome":
+                try:
+                    self._loop.reported(ref, outcome_from_pb(message.outcome))
+                except KeyError as error:
+                    raise ProtocolBroken(f"unknown outcome kind {error}") from error
+            case "heartbeat":
+                if message.heartbeat.draining and ref not in self._draining:
+                    self._draining.add(ref)
+                    self._loop.draining(ref)
+            case other:
+                raise ProtocolBroken(f"{other or 'an empty message'} is not expected after registration")
+
+    def _leave(self, session: Session, reason: str) -> None:
+        """Idempotent."""
+        manifest = session.manifest
+        if manifest is None or self._sessions.get(manifest.ref) is not session:
+            return
+        del self._sessions[manifest.ref]
+        self._draining.discard(manifest.ref)
+        self._registry.remove(manifest.ref)
+        self._loop.lost(manifest.ref, reason)
+        log.warning("%s %s left: %s", manifest.role, manifest.name, reason)
+
+
+async def _next(messages: AsyncIterator[worker_pb2.WorkerMessage], body: str) -> worker_pb2.WorkerMessage:
+    message = await anext(messages, None)
+    if message is None or message.WhichOneof("body") != body:
+        got = "the end" if message is None else message.WhichOneof("body")
+        raise ProtocolBroken(f"expected {body}, got {got}")
+    return message
+
+
+def _decode(raw: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ProtocolBroken(f"{kind.__name__}: {error}") from error
