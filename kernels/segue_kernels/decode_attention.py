@@ -9,8 +9,8 @@ cut into several splits leaves normalised partial results and their log-sum-exp;
 (a last-arriver merge inside the first kernel was measured slower). Pages are `[page][layer][K|V][kv_head][token][dim]`,
 addressed by strides with 64-bit offsets. Floor: K/V bytes over the memory bandwidth.
 
-With PDL the kernels signal their dependents first and read q and pages only after the wait; before it they read
-only what the step's plan wrote: the work list, lengths and query starts.
+With PDL (see `programmatic_launch`) the kernels read q, pages and partial results after the wait, and before it only
+the work list, which the step's planning kernel wrote; that one is launched without PDL and precedes the chain.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import DecodeWork, plan_decode_work
 from segue_kernels.attention_tiles import load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.programmatic_launch import launch_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,16 @@ def decode_attention_kernel(
     kv_heads = tl.num_programs(0)
     item = tl.program_id(1)
     row = tl.load(items + item * 4)
-    if row < 0:
-        return
     begin = tl.load(items + item * 4 + 1)
     end = tl.load(items + item * 4 + 2)
     splits = tl.load(items + item * 4 + 3)
+    if PDL:
+        tl_cuda.gdc_wait()
+    if row < 0:
+        return
     length = tl.load(seq_lens + row)
     query_first = tl.load(query_starts + row)
     queries = tl.load(query_starts + row + 1) - query_first
-    if PDL:
-        tl_cuda.gdc_wait()
 
     packed = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM_BLOCK)
@@ -175,10 +176,10 @@ def combine_splits_kernel(
     splits = tl.load(row_items + row * 2 + 1)
     query_first = tl.load(query_starts + row)
     queries = tl.load(query_starts + row + 1) - query_first
-    if (splits < 0) | (splits == 1) | (query >= queries):
-        return
     if PDL:
         tl_cuda.gdc_wait()
+    if (splits < 0) | (splits == 1) | (query >= queries):
+        return
 
     slot = (head // GROUP) * (GROUP * QUERIES_MAX) + query * GROUP + head % GROUP
     dim = tl.arange(0, DIM_BLOCK)
@@ -270,13 +271,12 @@ def decode_attention(
     """Attention of the plan's rows into `out` (returned). q, out [tokens, heads, dim], dim contiguous.
 
     kv_pages [pages, layers, 2, kv_heads, block, dim] in q's dtype, or fp8 with kv_scales float32 [layers, 2, kv_heads].
-    `pdl` needs compute capability 9.0 and a stream in which the plan's kernels are not the direct predecessor.
+    `pdl`: launch as links of a PDL chain, in which planning came earlier (compute capability 9.0).
     """
     _, heads, head_dim = q.shape
     kv_heads, block_size = kv_pages.shape[3], kv_pages.shape[4]
     assert q.stride(-1) == 1 and out.stride(-1) == 1 and kv_pages.stride(-1) == 1
     group, dim_block = heads // kv_heads, triton.next_power_of_2(head_dim)
-    launch = {"launch_pdl": True} if pdl else {}
     decode_attention_kernel[(kv_heads, plan.work.items.shape[0])](
         q,
         kv_pages[:, layer],
@@ -314,7 +314,7 @@ def decode_attention(
         PDL=pdl,
         num_warps=plan.tiling.num_warps,
         num_stages=plan.tiling.num_stages,
-        **launch,
+        **launch_options(pdl),
     )
     combine_splits_kernel[(heads, plan.seq_lens.shape[0], plan.queries_max)](
         out,
@@ -331,6 +331,6 @@ def decode_attention(
         SPLITS_BLOCK=16,
         PDL=pdl,
         num_warps=4,
-        **launch,
+        **launch_options(pdl),
     )
     return out

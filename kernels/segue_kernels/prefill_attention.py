@@ -18,6 +18,7 @@ from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import plan_prefill_work
 from segue_kernels.attention_tiles import load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.programmatic_launch import launch_options
 
 QUERIES_UNBOUNDED = 2**31 - 1
 
@@ -124,14 +125,14 @@ def prefill_attention_kernel(
     head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(items + item * 2)
+    block = tl.load(items + item * 2 + 1)
+    if PDL:
+        tl_cuda.gdc_wait()
     if row < 0:
         return
-    block = tl.load(items + item * 2 + 1)
     length = tl.load(seq_lens + row)
     query_first = tl.load(query_starts + row)
     queries = tl.load(query_starts + row + 1) - query_first
-    if PDL:
-        tl_cuda.gdc_wait()
 
     query = block + tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM_BLOCK)
@@ -273,6 +274,6 @@ def prefill_attention(
         PDL=pdl,
         num_warps=plan.tiling.num_warps,
         num_stages=plan.tiling.num_stages,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     )
     return out
