@@ -17,6 +17,7 @@ from conductor.gateway.intake import Call, Intake
 from conductor.gateway.live_request import LiveRequest
 from conductor.gateway.metrics import RequestMetrics
 from conductor.gateway.model_catalog import UsableModel
+from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
 from conductor.gateway.rpc_status import Context, errors_to_status
 from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pb, finished_to_pb
@@ -93,7 +94,8 @@ class InferenceService:
     async def _open(
         self, message: inference_pb2.GenerateRequest, model: UsableModel, arrived_us: int, context: Context
     ) -> LiveRequest:
-        fields = sampling_fields(message.sampling)
+        names = {"prompt": "messages"} if message.HasField("chat") else {}
+        fields = sampling_fields(message.sampling, names)
         prompt_ids = await self._prompt_ids(message, model)
         checked = self._intake.check(model, prompt_ids, fields, max_tokens_default=None)
         remaining_s = context.time_remaining()
@@ -111,6 +113,9 @@ class InferenceService:
                 return await self._intake.tokenize(model, message.text)
             case "tokens":
                 return list(message.tokens.ids)
+            case "chat":
+                turns = [_turn(turn) for turn in message.chat.messages]
+                return await self._intake.tokenize_chat(model, model.codec.render_chat(template_messages(turns)))
             case _:
                 raise InvalidField("prompt", "is empty; at least 1 token is needed", code="prompt_empty")
 
@@ -141,11 +146,17 @@ def serialize(message: Message) -> bytes:
     return data
 
 
-def sampling_fields(message: inference_pb2.SamplingParams) -> SamplingFields:
+def sampling_fields(message: inference_pb2.SamplingParams, names: dict[str, str]) -> SamplingFields:
     given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingFields(
         logit_bias=dict(message.logit_bias),
         stop_token_ids=list(message.stop_token_ids),
         stop=list(message.stop),
+        names=names,
         **given,
     )
+
+
+def _turn(message: inference_pb2.ChatMessage) -> dict[str, str]:
+    turn = {"role": message.role, "content": message.content}
+    return {**turn, "name": message.name} if message.name else turn

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esegue_proto/v1/inference.proto\x12\x08segue.v1\"\xbd\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12;\n\nlogit_bias\x18\x08 \x03(\x0b\x32\'.segue.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.segue.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.segue.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\tB\x08\n\x06prompt\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\"C\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.segue.v1.TopLogprob\"C\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rtokens_prompt\x18\x03 \x01(\r\"S\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\"O\n\x05Usage\x12\x15\n\rtokens_prompt\x18\x01 \x01(\r\x12\x18\n\x10tokens_generated\x18\x02 \x01(\r\x12\x15\n\rtokens_cached\x18\x03 \x01(\r\"\x97\x01\n\x06Timing\x12\x14\n\x0ctokenized_us\x18\x01 \x01(\x04\x12\x11\n\trouted_us\x18\x02 \x01(\x04\x12\x1a\n\x12prefill_started_us\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_token_us\x18\x04 \x01(\x04\x12\x1b\n\x13handoff_complete_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x66inished_us\x18\x06 \x01(\x04\"\xb9\x01\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.segue.v1.Timing\x12\x18\n\x10prefill_instance\x18\x04 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x05 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\"\x8b\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.segue.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.segue.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.segue.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x13\n\x11GetClusterRequest\"\xe8\x02\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x15\n\rtokens_queued\x18\t \x01(\x04\x12\x13\n\x0bpages_total\x18\n \x01(\x04\x12\x12\n\npages_free\x18\x0b \x01(\x04\x12\x14\n\x0cpages_active\x18\x0c \x01(\x04\x12\x14\n\x0cpages_cached\x18\r \x01(\x04\x12\x12\n\npages_held\x18\x0e \x01(\x04\x12\x19\n\x11pages_quarantined\x18\x0f \x01(\x04\x12\x12\n\nblock_size\x18\x10 \x01(\r\x12\x0b\n\x03pid\x18\x11 \x01(\x04\x12\x0c\n\x04host\x18\x12 \x01(\t\x12\x13\n\x0bpreemptions\x18\x13 \x01(\x04\"V\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\x9d\x01\n\x12GetClusterResponse\x12%\n\tinstances\x18\x01 \x03(\x0b\x32\x12.segue.v1.Instance\x12\x1f\n\x06models\x18\x02 \x03(\x0b\x32\x0f.segue.v1.Model\x12\x17\n\x0frequests_queued\x18\x03 \x01(\r\x12\x15\n\rrequests_live\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.segue.v1.GenerateRequest\x1a\x1a.segue.v1.GenerateResponse0\x01\x12;\n\x06\x43\x61ncel\x12\x17.segue.v1.CancelRequest\x1a\x18.segue.v1.CancelResponse\x12G\n\nGetCluster\x12\x1b.segue.v1.GetClusterRequest\x1a\x1c.segue.v1.GetClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esegue_proto/v1/inference.proto\x12\x08segue.v1\"\xbd\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12;\n\nlogit_bias\x18\x08 \x03(\x0b\x32\'.segue.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.segue.v1.ChatMessage\"\xd0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.segue.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x07 \x01(\x0b\x32\x0e.segue.v1.ChatH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.segue.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\tB\x08\n\x06prompt\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\"C\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.segue.v1.TopLogprob\"C\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rtokens_prompt\x18\x03 \x01(\r\"S\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\"O\n\x05Usage\x12\x15\n\rtokens_prompt\x18\x01 \x01(\r\x12\x18\n\x10tokens_generated\x18\x02 \x01(\r\x12\x15\n\rtokens_cached\x18\x03 \x01(\r\"\x97\x01\n\x06Timing\x12\x14\n\x0ctokenized_us\x18\x01 \x01(\x04\x12\x11\n\trouted_us\x18\x02 \x01(\x04\x12\x1a\n\x12prefill_started_us\x18\x03 \x01(\x04\x12\x16\n\x0e\x66irst_token_us\x18\x04 \x01(\x04\x12\x1b\n\x13handoff_complete_us\x18\x05 \x01(\x04\x12\x13\n\x0b\x66inished_us\x18\x06 \x01(\x04\"\xb9\x01\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\x1e\n\x05usage\x18\x02 \x01(\x0b\x32\x0f.segue.v1.Usage\x12 \n\x06timing\x18\x03 \x01(\x0b\x32\x10.segue.v1.Timing\x12\x18\n\x10prefill_instance\x18\x04 \x01(\t\x12\x17\n\x0f\x64\x65\x63ode_instance\x18\x05 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\"\x8b\x01\n\x10GenerateResponse\x12$\n\x07started\x18\x01 \x01(\x0b\x32\x11.segue.v1.StartedH\x00\x12 \n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x0f.segue.v1.DeltaH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.segue.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x13\n\x11GetClusterRequest\"\xe8\x02\n\x08Instance\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0f\n\x07running\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\r\x12\x15\n\rtokens_queued\x18\t \x01(\x04\x12\x13\n\x0bpages_total\x18\n \x01(\x04\x12\x12\n\npages_free\x18\x0b \x01(\x04\x12\x14\n\x0cpages_active\x18\x0c \x01(\x04\x12\x14\n\x0cpages_cached\x18\r \x01(\x04\x12\x12\n\npages_held\x18\x0e \x01(\x04\x12\x19\n\x11pages_quarantined\x18\x0f \x01(\x04\x12\x12\n\nblock_size\x18\x10 \x01(\r\x12\x0b\n\x03pid\x18\x11 \x01(\x04\x12\x0c\n\x04host\x18\x12 \x01(\t\x12\x13\n\x0bpreemptions\x18\x13 \x01(\x04\"V\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\x9d\x01\n\x12GetClusterResponse\x12%\n\tinstances\x18\x01 \x03(\x0b\x32\x12.segue.v1.Instance\x12\x1f\n\x06models\x18\x02 \x03(\x0b\x32\x0f.segue.v1.Model\x12\x17\n\x0frequests_queued\x18\x03 \x01(\r\x12\x15\n\rrequests_live\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xd6\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.segue.v1.GenerateRequest\x1a\x1a.segue.v1.GenerateResponse0\x01\x12;\n\x06\x43\x61ncel\x12\x17.segue.v1.CancelRequest\x1a\x18.segue.v1.CancelResponse\x12G\n\nGetCluster\x12\x1b.segue.v1.GetClusterRequest\x1a\x1c.segue.v1.GetClusterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,44 +33,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2506
-  _globals['_FINISHREASON']._serialized_end=2655
+  _globals['_FINISHREASON']._serialized_start=2647
+  _globals['_FINISHREASON']._serialized_end=2796
   _globals['_SAMPLINGPARAMS']._serialized_start=45
   _globals['_SAMPLINGPARAMS']._serialized_end=746
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=495
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=543
   _globals['_TOKENIDS']._serialized_start=748
   _globals['_TOKENIDS']._serialized_end=771
-  _globals['_GENERATEREQUEST']._serialized_start=774
-  _globals['_GENERATEREQUEST']._serialized_end=950
-  _globals['_TOPLOGPROB']._serialized_start=952
-  _globals['_TOPLOGPROB']._serialized_end=1013
-  _globals['_TOKENLOGPROBS']._serialized_start=1015
-  _globals['_TOKENLOGPROBS']._serialized_end=1082
-  _globals['_STARTED']._serialized_start=1084
-  _globals['_STARTED']._serialized_end=1151
-  _globals['_DELTA']._serialized_start=1153
-  _globals['_DELTA']._serialized_end=1236
-  _globals['_USAGE']._serialized_start=1238
-  _globals['_USAGE']._serialized_end=1317
-  _globals['_TIMING']._serialized_start=1320
-  _globals['_TIMING']._serialized_end=1471
-  _globals['_FINISHED']._serialized_start=1474
-  _globals['_FINISHED']._serialized_end=1659
-  _globals['_GENERATERESPONSE']._serialized_start=1662
-  _globals['_GENERATERESPONSE']._serialized_end=1801
-  _globals['_CANCELREQUEST']._serialized_start=1803
-  _globals['_CANCELREQUEST']._serialized_end=1838
-  _globals['_CANCELRESPONSE']._serialized_start=1840
-  _globals['_CANCELRESPONSE']._serialized_end=1871
-  _globals['_GETCLUSTERREQUEST']._serialized_start=1873
-  _globals['_GETCLUSTERREQUEST']._serialized_end=1892
-  _globals['_INSTANCE']._serialized_start=1895
-  _globals['_INSTANCE']._serialized_end=2255
-  _globals['_MODEL']._serialized_start=2257
-  _globals['_MODEL']._serialized_end=2343
-  _globals['_GETCLUSTERRESPONSE']._serialized_start=2346
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=2503
-  _globals['_INFERENCE']._serialized_start=2658
-  _globals['_INFERENCE']._serialized_end=2872
+  _globals['_CHATMESSAGE']._serialized_start=773
+  _globals['_CHATMESSAGE']._serialized_end=831
+  _globals['_CHAT']._serialized_start=833
+  _globals['_CHAT']._serialized_end=880
+  _globals['_GENERATEREQUEST']._serialized_start=883
+  _globals['_GENERATEREQUEST']._serialized_end=1091
+  _globals['_TOPLOGPROB']._serialized_start=1093
+  _globals['_TOPLOGPROB']._serialized_end=1154
+  _globals['_TOKENLOGPROBS']._serialized_start=1156
+  _globals['_TOKENLOGPROBS']._serialized_end=1223
+  _globals['_STARTED']._serialized_start=1225
+  _globals['_STARTED']._serialized_end=1292
+  _globals['_DELTA']._serialized_start=1294
+  _globals['_DELTA']._serialized_end=1377
+  _globals['_USAGE']._serialized_start=1379
+  _globals['_USAGE']._serialized_end=1458
+  _globals['_TIMING']._serialized_start=1461
+  _globals['_TIMING']._serialized_end=1612
+  _globals['_FINISHED']._serialized_start=1615
+  _globals['_FINISHED']._serialized_end=1800
+  _globals['_GENERATERESPONSE']._serialized_start=1803
+  _globals['_GENERATERESPONSE']._serialized_end=1942
+  _globals['_CANCELREQUEST']._serialized_start=1944
+  _globals['_CANCELREQUEST']._serialized_end=1979
+  _globals['_CANCELRESPONSE']._serialized_start=1981
+  _globals['_CANCELRESPONSE']._serialized_end=2012
+  _globals['_GETCLUSTERREQUEST']._serialized_start=2014
+  _globals['_GETCLUSTERREQUEST']._serialized_end=2033
+  _globals['_INSTANCE']._serialized_start=2036
+  _globals['_INSTANCE']._serialized_end=2396
+  _globals['_MODEL']._serialized_start=2398
+  _globals['_MODEL']._serialized_end=2484
+  _globals['_GETCLUSTERRESPONSE']._serialized_start=2487
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=2644
+  _globals['_INFERENCE']._serialized_start=2799
+  _globals['_INFERENCE']._serialized_end=3013
 # @@protoc_insertion_point(module_scope)

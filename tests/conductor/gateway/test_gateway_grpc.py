@@ -6,6 +6,7 @@ import pytest
 from gateway_front import Front, saying, tokens_of
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
+from conductor.gateway.request_fields import unpack_token_ids
 from conductor.gateway.testing import Script
 from segue import limits
 from segue.errors import Overloaded, Unavailable
@@ -79,6 +80,14 @@ async def test_an_unseeded_request_gets_a_seed_of_its_own(start: Start) -> None:
     await generate(front, text="hi")
     first, second = (request.sampling.seed for request in front.conductor.submitted)
     assert first != second
+
+
+async def test_a_chat_is_rendered_by_the_models_template(start: Start) -> None:
+    front = await start()
+    turn = inference_pb2.ChatMessage(role="user", content="hi")
+    await generate(front, chat=inference_pb2.Chat(messages=[turn]))
+    expected = tokens_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert unpack_token_ids(front.conductor.submitted[0].token_ids) == expected
 
 
 async def test_log_probabilities_come_with_texts(start: Start) -> None:
@@ -180,6 +189,8 @@ INVALID = [
     ("no_prompt", {}, "INVALID_ARGUMENT", "prompt: is empty"),
     ("empty_text", {"text": ""}, "INVALID_ARGUMENT", "prompt: is empty"),
     ("no_ids", {"tokens": inference_pb2.TokenIds()}, "INVALID_ARGUMENT", "prompt: is empty"),
+    ("no_messages", {"chat": inference_pb2.Chat()}, "INVALID_ARGUMENT", "messages: is empty"),
+    ("bad_role", {"chat": inference_pb2.Chat(messages=[{"role": "x"}])}, "INVALID_ARGUMENT", "messages[0].role"),
     ("id_out_of_range", {"tokens": inference_pb2.TokenIds(ids=[1 << 31])}, "INVALID_ARGUMENT", "outside of 0 .."),
     ("too_long", {"tokens": inference_pb2.TokenIds(ids=[1] * 300)}, "INVALID_ARGUMENT", "45 more than the 255"),
     ("too_long_text", {"text": "a" * 300}, "INVALID_ARGUMENT", "45 more than the 255"),

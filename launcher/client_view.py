@@ -1,0 +1,54 @@
+"""How answers and clusters look in a terminal."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from launcher.rpc_client import Cluster, Finished, Instance
+
+
+def summary_line(finished: Finished) -> str:
+    """TTFT, TPOT, counts, and who served."""
+    served = f"P {finished.prefill_instance or '-'}  D {finished.decode_instance or '-'}"
+    tpot_us = finished.tpot_us
+    parts = [
+        f"TTFT {finished.first_token_us / 1000:.1f} ms",
+        f"TPOT {'-' if tpot_us is None else f'{tpot_us / 1000:.1f} ms'}",
+        f"{finished.tokens_generated} tokens ({finished.reason})",
+        f"prompt {finished.tokens_prompt}, cached {finished.tokens_cached}",
+        served,
+    ]
+    if finished.attempts > 1:
+        parts.append(f"{finished.attempts} attempts")
+    return " | ".join(parts)
+
+
+def cluster_table(cluster: Cluster) -> Table:
+    table = Table(title=_title(cluster), title_justify="left")
+    for column in ("instance", "role", "state", "model"):
+        table.add_column(column, no_wrap=True)
+    for column in ("running", "waiting", "queued tokens", "pages used", "cached", "held", "free", "of", "preempted"):
+        table.add_column(column, justify="right")
+    for instance in sorted(cluster.instances, key=lambda one: (one.role, one.name)):
+        table.add_row(*_row(instance))
+    return table
+
+
+def _title(cluster: Cluster) -> str:
+    models = ", ".join(f"{model.name} (up to {model.max_model_len} tokens)" for model in cluster.models) or "no model"
+    return f"Segue {cluster.version}: {models}; {cluster.requests_live} live requests, {cluster.requests_queued} queued"
+
+
+def _row(instance: Instance) -> tuple[str, ...]:
+    counts = (
+        instance.running,
+        instance.waiting,
+        instance.tokens_queued,
+        instance.pages_active,
+        instance.pages_cached,
+        instance.pages_held + instance.pages_quarantined,
+        instance.pages_free,
+        instance.pages_total,
+        instance.preemptions,
+    )
+    return (instance.name, instance.role, instance.state, instance.model, *(str(count) for count in counts))
