@@ -1,1 +1,1 @@
-"""What every worker process shares: engine thread, I/O loop, control streams to Conductors and gateways."""
+"""What prefill and decode workers share below their policy: engine thread, I/O loop, control and token streams."""

@@ -1,0 +1,54 @@
+"""From a configuration to an engine on memory that peers may write."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+
+from kvstore.connectors.shared_segment import OwnedSegment
+from segue.config import WorkerConfig
+from segue.errors import ConfigError
+from segue.ids import InstanceRef
+from segue.manifest import Role
+from worker_runtime.engine_port import EnginePort
+
+
+class LoadedEngine:
+    """`pages` is the pool's memory; `segment` is set where peers may write it."""
+
+    def __init__(self, engine: EnginePort, pages: memoryview, segment: OwnedSegment | None) -> None:
+        self.engine = engine
+        self.pages = pages
+        self.segment = segment
+
+
+LoadEngine = Callable[[WorkerConfig, InstanceRef], LoadedEngine]
+
+
+def page_memory(
+    config: WorkerConfig, ref: InstanceRef, pages: int, page_bytes: int
+) -> tuple[memoryview, OwnedSegment | None]:
+    """A decode instance's pool is a shared segment, everybody else's is private memory."""
+    if config.role is Role.DECODE:
+        name = f"{config.shm_prefix}-{config.name}-{os.getpid()}-{ref.incarnation % 10**9}"
+        segment = OwnedSegment(name, pages, page_bytes)
+        return segment.pages, segment
+    return memoryview(mmap.mmap(-1, pages * page_bytes)), None
+
+
+def load_torch_engine(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
+    """Raises ConfigError for anything wrong with the model, the options or the memory."""
+    from engine.engine import load_engine, read_model  # torch takes seconds to import: a bad config should not
+
+    info = read_model(config.model, config.engine, config.scheduler)
+    if info.device.type != "cpu":
+        raise ConfigError(f"KV connector shared_memory needs pages in host memory; the engine runs on {info.device}")
+    pages, segment = page_memory(config, ref, info.pages_total, info.layout.page_bytes)
+    try:
+        engine = load_engine(config.model, config.engine, config.scheduler, page_buffer=pages, info=info)
+    except BaseException:
+        if segment is not None:
+            segment.close()
+        raise
+    return LoadedEngine(engine, pages, segment)

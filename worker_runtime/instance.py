@@ -1,0 +1,223 @@
+"""One instance, put together: engine, core, sockets, streams; and its life from start to clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import segue
+from kvstore.connectors.process_identity import boot_id
+from kvstore.connectors.shared_memory import SharedMemoryMover
+from kvstore.events_zmq import EventPublisher
+from segue.batch_planner import BatchPlanner, PlannerLimits
+from segue.block_pool import BlockPool
+from segue.config import WorkerConfig
+from segue.handoff import HandoffTiming
+from segue.ids import InstanceRef
+from segue.manifest import InstanceManifest
+from segue.plan import PlanResult
+from worker_runtime.addresses import listen_address
+from worker_runtime.effects import Effects
+from worker_runtime.engine_loading import LoadedEngine, LoadEngine
+from worker_runtime.engine_thread import EngineThread
+from worker_runtime.events import PlanFinished, Stopping, WorkerCore
+from worker_runtime.load_reports import LoadReporter
+from worker_runtime.loop import WorkerLoop
+from worker_runtime.peer_connections import PeerConnections
+from worker_runtime.recording import Recorder
+from worker_runtime.rpc_control import ConductorLink
+from worker_runtime.rpc_tokens import TokenStreams
+
+log = logging.getLogger(__name__)
+
+MakeCore = Callable[[InstanceRef, BatchPlanner, BlockPool, HandoffTiming, WorkerConfig], WorkerCore]
+OnReady = Callable[[dict[str, str]], None]
+
+FAREWELL_S = 0.3
+"""Time for the last messages (aborts, outcomes) to leave before sockets close."""
+
+
+def serve(
+    config: WorkerConfig,
+    stop: threading.Event,
+    on_ready: OnReady,
+    make_core: MakeCore,
+    load: LoadEngine,
+    record: Path | None = None,
+) -> None:
+    """Run one instance until `stop`. `on_ready` is called once, when a first Conductor has registered it.
+
+    Raises ConfigError at start, and whatever made the engine fail.
+    """
+    ref = InstanceRef(config.uuid, time.time_ns() // 1000)
+    loaded = load(config, ref)
+    try:
+        asyncio.run(_serve(config, ref, loaded, stop, on_ready, make_core, record))
+    finally:
+        loaded.engine.close()
+        if loaded.segment is not None:
+            loaded.segment.close()
+
+
+async def _serve(
+    config: WorkerConfig,
+    ref: InstanceRef,
+    loaded: LoadedEngine,
+    stop: threading.Event,
+    on_ready: OnReady,
+    make_core: MakeCore,
+    record: Path | None,
+) -> None:
+    instance = Instance(config, ref, loaded, on_ready, make_core, record)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def forward_stop() -> None:
+        stop.wait()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stopped.set)
+
+    threading.Thread(target=forward_stop, name="stop", daemon=True).start()
+    try:
+        await instance.run(stopped)
+    finally:
+        await instance.close()
+
+
+class Instance:
+    """The composition of one worker. Everything in it belongs to one asyncio loop, but for the engine's thread."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        ref: InstanceRef,
+        loaded: LoadedEngine,
+        on_ready: OnReady,
+        make_core: MakeCore,
+        record: Path | None,
+    ) -> None:
+        engine = loaded.engine
+        timing = HandoffTiming(lease_us=config.scheduler.handoff_lease_ms * 1000)
+        self._config, self._ref, self._on_ready = config, ref, on_ready
+        self._ready = False
+        self._pool = BlockPool(engine.pages_total, engine.layout.block_size, config.scheduler.prefix_caching)
+        planner = BatchPlanner(self._pool, _planner_limits(config, engine.card.max_model_len), engine.card.eos_ids)
+        self._core = make_core(ref, planner, self._pool, timing, config)
+        self._recorder = Recorder(record) if record is not None else None
+
+        loop = asyncio.get_running_loop()
+        self._engine = EngineThread(engine, self._on_result, lambda error: self._loop.fail_threadsafe(error))
+        self._mover = SharedMemoryMover(
+            loaded.pages,
+            engine.layout.page_bytes,
+            segment=loaded.segment,
+            on_done=lambda: _call_if_open(loop, self._effects.collect_moves),
+        )
+        self._publisher = EventPublisher(ref, self._pool.snapshot_events)
+        self._peers = PeerConnections(ref, self._mover, lambda event: self._loop.post(event))
+        self._tokens = TokenStreams(ref, config.name, timing.lease_us / 1e6, lambda event: self._loop.post(event))
+        manifest = self._peers.manifest = self._manifest(loaded)
+        self._conductors = {address: self._link(address, manifest, loaded) for address in config.conductors}
+        self._effects = Effects(
+            engine=self._engine,
+            mover=self._mover,
+            peers=self._peers,
+            tokens=self._tokens,
+            conductors=self._conductors,
+            publisher=self._publisher,
+            post=lambda event: self._loop.post(event),
+        )
+        self._loop = WorkerLoop(self._core, self._effects.table(), self._recorder)
+        self._reporter = LoadReporter(ref, self._core, self._pool, self._publisher)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        self._engine.start()
+        self._tasks = [asyncio.create_task(link.run()) for link in self._conductors.values()]
+        self._tasks.append(asyncio.create_task(self._reporter.run()))
+        work = asyncio.create_task(self._loop.run(stopped))
+        done, _ = await asyncio.wait([work, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        work.cancel()
+        for task in done:
+            task.result()
+
+    async def close(self) -> None:
+        """Tell everybody, let the last messages leave, then close from the edge inwards."""
+        self._loop.post(Stopping("instance is stopping"))
+        self._loop.step()
+        await asyncio.sleep(FAREWELL_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tokens.close()
+        await asyncio.to_thread(self._engine.stop)
+        self._peers.close()
+        self._publisher.close()
+        self._mover.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _link(self, address: str, manifest: InstanceManifest, loaded: LoadedEngine) -> ConductorLink:
+        return ConductorLink(
+            address,
+            manifest,
+            loaded.engine.card,
+            post=lambda event: self._loop.post(event),
+            resync=self._publisher.resync,
+            on_registered=self._on_registered,
+            on_refused=lambda conductor, reason: log.error("conductor %s refuses: %s", conductor, reason),
+            steps=lambda: self._engine.steps,
+            is_draining=lambda: self._core.load().draining,
+        )
+
+    def _manifest(self, loaded: LoadedEngine) -> InstanceManifest:
+        config, engine = self._config, loaded.engine
+        return InstanceManifest(
+            ref=self._ref,
+            name=config.name,
+            role=config.role,
+            host=boot_id(),
+            pid=os.getpid(),
+            model=config.model.name or engine.card.name,
+            card_digest=engine.card.digest,
+            kv_root=engine.kv_root.hex(),
+            layout=engine.layout,
+            pages_total=engine.pages_total,
+            max_model_len=engine.card.max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            control_address=self._peers.channel.listen(listen_address(config, self._ref, "control")),
+            events_address=self._publisher.bind(listen_address(config, self._ref, "events")),
+            version=getattr(segue, "__version__", ""),
+        )
+
+    def _on_result(self, result: PlanResult) -> None:
+        """In the engine's thread."""
+        self._reporter.note_step(result.elapsed_us, result.steps)
+        self._loop.post_threadsafe(PlanFinished(result))
+
+    def _on_registered(self, conductor: str) -> None:
+        if not self._ready:
+            self._ready = True
+            self._on_ready({"name": self._config.name, "conductor": conductor, "uuid": self._ref.uuid})
+
+
+def _planner_limits(config: WorkerConfig, max_model_len: int) -> PlannerLimits:
+    scheduler = config.scheduler
+    return PlannerLimits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        pipeline_depth=scheduler.pipeline_depth,
+        steps_max=scheduler.steps_max,
+    )
+
+
+def _call_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)

@@ -1,0 +1,146 @@
+"""Meeting a peer: check that the pair fits, that memory can be shared, and watch its process.
+
+The source dials and says Hello until it is answered; the target answers with its segment, or with a refusal. Both sides
+check the manifests themselves: neither trusts the Conductor to have paired well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kvstore.connectors.base import Mover, MoverError
+from kvstore.connectors.control_zmq import ControlChannel
+from kvstore.connectors.process_identity import ProcessWatch, this_process
+from segue.handoff_messages import ControlMessage, Hello
+from segue.ids import InstanceRef
+from segue.manifest import InstanceManifest, pairing_refusal
+from segue.worker_messages import Peer
+from worker_runtime.events import Event, LinkReady, LinkRefused, PeerGone, PeerMessage
+
+HELLO_REPEAT_S = 0.25
+HELLO_TIMEOUT_S = 10.0
+"""A decode instance answers in microseconds; it may be busy mapping memory for its first seconds."""
+
+
+class PeerConnections:
+    """Belongs to the I/O loop. `post` takes events for the core."""
+
+    def __init__(self, ref: InstanceRef, mover: Mover, post: Callable[[Event], None]) -> None:
+        self._ref = ref
+        self._mover = mover
+        self._post = post
+        self._process = this_process()
+        self.channel = ControlChannel(ref, self.on_message)
+        self.manifest: InstanceManifest | None = None
+        """Set once the control address is known, before anything is dialled or answered."""
+        self._dialling: dict[InstanceRef, asyncio.Task[None]] = {}
+        self._answers: dict[InstanceRef, asyncio.Future[Hello]] = {}
+        self._watches: dict[InstanceRef, ProcessWatch] = {}
+
+    def open(self, peer: Peer) -> None:
+        """Ends with LinkReady or LinkRefused."""
+        if peer.ref not in self._dialling:
+            self._dialling[peer.ref] = asyncio.create_task(self._dial(peer))
+
+    def on_message(self, message: ControlMessage) -> None:
+        if not isinstance(message, Hello):
+            self._post(PeerMessage(message))
+        elif message.source in self._answers:
+            answer = self._answers[message.source]
+            if not answer.done():
+                answer.set_result(message)
+        elif message.source not in self._dialling:
+            self._answer(message)
+
+    def close(self) -> None:
+        for task in self._dialling.values():
+            task.cancel()
+        for peer in list(self._watches):
+            self._unwatch(peer)
+        self.channel.close()
+
+    # -- the source's side
+
+    async def _dial(self, peer: Peer) -> None:
+        refusal = await self._meet(peer)
+        del self._dialling[peer.ref]
+        if refusal is None:
+            self._post(LinkReady(peer.ref))
+        else:
+            self.channel.hang_up(peer.ref)
+            self._post(LinkRefused(peer.ref, refusal))
+
+    async def _meet(self, peer: Peer) -> str | None:
+        """Why the pair cannot be used, or None when it can."""
+        assert self.manifest is not None
+        self.channel.dial(peer.ref, peer.control_address)
+        try:
+            answer = await self._hello(peer.ref)
+        except TimeoutError:
+            return f"{peer.name} does not answer at {peer.control_address}"
+        refusal = answer.refusal or pairing_refusal(self.manifest, answer.manifest)
+        if refusal:
+            return refusal
+        try:
+            self._mover.register(peer.ref, answer.process, answer.segment)
+        except MoverError as error:
+            return f"no memory shared with {peer.name}: {error}"
+        self._watch(peer.ref, answer)
+        return None
+
+    async def _hello(self, peer: InstanceRef) -> Hello:
+        assert self.manifest is not None
+        answer: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        self._answers[peer] = answer
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                while not answer.done():
+                    self.channel.send(Hello(self._ref, self.manifest, self._process), peer)
+                    await asyncio.wait([answer], timeout=HELLO_REPEAT_S)
+            return answer.result()
+        finally:
+            del self._answers[peer]
+
+    # -- the target's side
+
+    def _answer(self, hello: Hello) -> None:
+        """Answer every Hello, also a repeated one; register the source at the first."""
+        if self.manifest is None:
+            return
+        refusal = pairing_refusal(hello.manifest, self.manifest) or ""
+        if not refusal and hello.source not in self._watches:
+            try:
+                self._mover.register(hello.source, hello.process, None)
+            except MoverError as error:
+                refusal = str(error)
+            else:
+                self._watch(hello.source, hello)
+                self._post(LinkReady(hello.source))
+        segment = None if refusal else self._mover.describe()
+        self.channel.send(Hello(self._ref, self.manifest, self._process, segment, refusal), hello.source)
+
+    # -- the end of a peer's process
+
+    def _watch(self, peer: InstanceRef, hello: Hello) -> None:
+        self._unwatch(peer)
+        watch = self._watches[peer] = ProcessWatch(hello.process)
+        descriptor = watch.fileno()
+        if descriptor is not None:
+            asyncio.get_running_loop().add_reader(descriptor, self._on_gone, peer)
+        elif watch.is_gone():
+            self._on_gone(peer)
+
+    def _on_gone(self, peer: InstanceRef) -> None:
+        self._unwatch(peer)
+        self.channel.hang_up(peer)
+        self._post(PeerGone(peer))
+
+    def _unwatch(self, peer: InstanceRef) -> None:
+        watch = self._watches.pop(peer, None)
+        if watch is None:
+            return
+        descriptor = watch.fileno()
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+        watch.close()

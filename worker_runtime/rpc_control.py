@@ -1,0 +1,148 @@
+"""The worker's streams to the Conductors: it dials each of them, registers, and keeps one stream to each.
+
+Assignments, cancels and resync requests come in; outcomes and heartbeats go out. A broken stream is dialled again with
+back-off and registers anew; outcomes said meanwhile are kept for it, the oldest dropped first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import msgspec
+from segue_proto.convert import assign_from_pb, cancel_from_pb, outcome_to_pb
+from segue_proto.v1 import worker_pb2, worker_pb2_grpc
+
+from segue.ids import AttemptRef
+from segue.limits import GRPC_MESSAGE_BYTES_MAX
+from segue.manifest import InstanceManifest
+from segue.model_card import ModelCard
+from segue.worker_messages import Outcome
+from worker_runtime.backoff import Backoff
+from worker_runtime.events import Assigned, CancelRequested, Drain, Event
+
+log = logging.getLogger(__name__)
+
+OUTCOMES_KEPT_MAX = 65_536
+"""Per Conductor while it is away: ten seconds of a busy instance; older ones it learns from its own time-outs."""
+
+HEARTBEAT_S_DEFAULT = 1.0
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class ConductorLink:
+    """One Conductor. `post` takes events for the core, `resync` a sequence to replay from; `on_registered` is called
+    after every registration, `on_refused` with the Conductor's reason when it will not have this instance."""
+
+    def __init__(
+        self,
+        address: str,
+        manifest: InstanceManifest,
+        card: ModelCard,
+        *,
+        post: Callable[[Event], None],
+        resync: Callable[[int], None],
+        on_registered: Callable[[str], None],
+        on_refused: Callable[[str, str], None],
+        steps: Callable[[], int],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self.address = address
+        self._manifest = msgspec.msgpack.encode(manifest)
+        self._card = card
+        self._post = post
+        self._resync = resync
+        self._on_registered = on_registered
+        self._on_refused = on_refused
+        self._steps = steps
+        self._is_draining = is_draining
+        self._outcomes: deque[Outcome] = deque(maxlen=OUTCOMES_KEPT_MAX)
+        self._something = asyncio.Event()
+        self._registered = False
+        self._card_wanted = False
+        self._heartbeat_s = HEARTBEAT_S_DEFAULT
+        self._beat_at = 0.0
+
+    def report(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._something.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._attach(backoff)
+            except grpc.aio.AioRpcError as error:
+                log.warning("conductor %s: %s %s", self.address, error.code().name, error.details())
+            await asyncio.sleep(backoff.next_s())
+
+    async def _attach(self, backoff: Backoff) -> None:
+        self._registered = self._card_wanted = False
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            stream = worker_pb2_grpc.WorkerControlStub(channel).Attach(self._outgoing())
+            async for message in stream:
+                if self._on_message(message):
+                    backoff.reset()
+
+    def _on_message(self, message: worker_pb2.ConductorMessage) -> bool:
+        """True when the message says that this instance is registered."""
+        kind = message.WhichOneof("body")
+        if kind == "assign":
+            self._post(Assigned(assign_from_pb(message.assign), self.address))
+        elif kind == "cancel":
+            cancel = cancel_from_pb(message.cancel)
+            self._post(CancelRequested(AttemptRef(cancel.request_id, cancel.attempt), cancel.reason))
+        elif kind == "resync":
+            self._resync(message.resync.sequence_seen)
+        elif kind == "drain":
+            self._post(Drain())
+        elif kind == "refused":
+            self._on_refused(self.address, message.refused.reason)
+        elif kind == "registered":
+            self._accept(message.registered)
+        return bool(kind == "registered")
+
+    def _accept(self, message: worker_pb2.Registered) -> None:
+        self._registered = True
+        self._card_wanted = message.need_card
+        self._heartbeat_s = message.heartbeat_ms / 1000 or HEARTBEAT_S_DEFAULT
+        self._something.set()
+        self._on_registered(message.conductor or self.address)
+
+    async def _outgoing(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        yield worker_pb2.WorkerMessage(register=worker_pb2.Register(manifest=self._manifest))
+        while True:
+            idle = not await self._wait_for_something()
+            if not self._registered:
+                continue
+            if self._card_wanted:
+                self._card_wanted = False
+                card = msgspec.msgpack.encode(self._card)
+                yield worker_pb2.WorkerMessage(card=worker_pb2.ModelCardAsset(digest=self._card.digest, card=card))
+            while self._outcomes:
+                yield worker_pb2.WorkerMessage(outcome=outcome_to_pb(self._outcomes.popleft()))
+            if idle:
+                beat = worker_pb2.WorkerHeartbeat(steps=self._steps(), draining=self._is_draining())
+                yield worker_pb2.WorkerMessage(heartbeat=beat)
+
+    async def _wait_for_something(self) -> bool:
+        """False when a heartbeat is due: at the latest every half of what the Conductor expects."""
+        due_s = self._beat_at - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait_for(self._something.wait(), max(0.0, due_s))
+        except TimeoutError:
+            self._beat_at = asyncio.get_running_loop().time() + self._heartbeat_s / 2
+            return False
+        self._something.clear()
+        return True
