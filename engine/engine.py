@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from engine.arch import ArchSpec
 from engine.attention.base import AttentionShape
 from engine.attention.registry import build_backend
-from engine.layer_ops import TorchOps
+from engine.layer_ops import LayerOps, TorchOps
 from engine.memory import pages_for, parameter_bytes
 from engine.model import DecoderModel
 from engine.model_files import ModelFiles, kv_root, open_model
@@ -47,11 +48,19 @@ class ModelInfo:
         return self.pages_total * self.layout.page_bytes
 
 
+class PlanRunner(Protocol):
+    """Executes plans: `Runner`, or on a GPU one that replays graphs for decode steps."""
+
+    def launch(self, plan: BatchPlan) -> None: ...
+
+    def collect(self) -> PlanResult: ...
+
+
 class Engine:
     """One model on one device. One thread calls `launch` and `collect`; `pages` may be read and written by a KV mover
     where the planner's page ownership allows it."""
 
-    def __init__(self, info: ModelInfo, pages: torch.Tensor, runner: Runner) -> None:
+    def __init__(self, info: ModelInfo, pages: torch.Tensor, runner: PlanRunner) -> None:
         self.info = info
         self.card = info.card
         self.layout = info.layout
@@ -59,7 +68,7 @@ class Engine:
         self.pages_total = info.pages_total
         self.pages = pages
         """[pages, layers, 2, kv_heads, block, dim] of the KV dtype."""
-        self._runner: Runner | None = runner
+        self._runner: PlanRunner | None = runner
 
     def launch(self, plan: BatchPlan) -> None:
         self._running().launch(plan)
@@ -75,7 +84,7 @@ class Engine:
         self._runner = None
         self.pages = torch.empty(0)
 
-    def _running(self) -> Runner:
+    def _running(self) -> PlanRunner:
         if self._runner is None:
             raise RuntimeError("the engine is closed")
         return self._runner
@@ -140,7 +149,11 @@ def load_engine(
         scheduler.max_num_seqs, info.card.vocab_size, info.spec.vocab_rows, info.card.eos_ids, info.device
     )
     built = build_model(info, engine, positions_max=state.tokens.shape[1], mesh=mesh, collectives=collectives)
-    return Engine(info, pages, Runner(built.forward, pages, state, sampling))
+    eager = Runner(built.forward, pages, state, sampling)
+    runner: PlanRunner = eager
+    if info.device.type == "cuda":
+        runner = graph_runner(eager, built, state, pages, info.card.vocab_size, enabled=engine.cuda_graphs)
+    return Engine(info, pages, runner)
 
 
 def build_model(
@@ -172,11 +185,31 @@ def build_model(
         parameters,
         build_backend(engine.attention_prefill, "prefill", attention),
         build_backend(engine.attention_decode, "decode", attention),
-        TorchOps(),
+        layer_ops(info.device),
         positions_max=positions_max,
         mesh=mesh,
         collectives=collectives,
     )
+
+
+def layer_ops(device: torch.device) -> LayerOps:
+    """Fused kernels on a GPU. Imported here: a CPU engine needs no triton."""
+    if device.type != "cuda":
+        return TorchOps()
+    from engine.cuda.layer_ops import FusedOps
+
+    return FusedOps()
+
+
+def graph_runner(
+    eager: Runner, model: DecoderModel, state: RowState, pages: torch.Tensor, vocab_size: int, *, enabled: bool
+) -> PlanRunner:
+    """Graphs for decode steps, or `eager` itself where they are off or the model cannot be captured."""
+    from engine.cuda import assemble
+
+    if not enabled or not assemble.can_capture(model):
+        return eager
+    return assemble.graph_runner(eager, model, state, pages, vocab_size, capture=True)
 
 
 def _pages(info: ModelInfo, page_buffer: memoryview | None) -> torch.Tensor:

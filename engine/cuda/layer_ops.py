@@ -18,7 +18,8 @@ class FusedOps:
         self._plain = TorchOps()
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps)
+        normed: torch.Tensor = rms_norm(x, weight, eps)
+        return normed
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -42,9 +43,11 @@ class FusedOps:
             q, k = by_head[:, :heads], by_head[:, heads : heads + kv_heads]
             q.copy_(F.rms_norm(q.float(), (head_dim,), q_weight, eps))
             k.copy_(F.rms_norm(k.float(), (head_dim,), k_weight, eps))
-        return rope_store(qkv, rope, slots, kv_pages, layer, heads)
+        q_rotated: torch.Tensor = rope_store(qkv, rope, slots, kv_pages, layer, heads)
+        return q_rotated
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         if activation == "silu":
-            return silu_mul(gate_up)
+            fused: torch.Tensor = silu_mul(gate_up)
+            return fused
         return self._plain.gated(gate_up, activation)

@@ -1,0 +1,38 @@
+"""Launch shapes of the fused decode products, from sweeps on an H200 (benchmarks/kernels/small.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from segue_kernels.skinny_gemm import GemvTile
+from segue_kernels.skinny_gemm_dot import DotTile
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """One tile for each product of a layer and for the head; `single` is batch 1, `small` 2 to 16."""
+
+    single_qkv: GemvTile
+    single_o: GemvTile
+    single_gate_up: GemvTile
+    single_down: GemvTile
+    single_head: GemvTile
+    small_qkv: DotTile
+    small_o: DotTile
+    small_gate_up: DotTile
+    small_down: DotTile
+    small_head: DotTile
+
+
+H200_TILES = DecodeTiles(
+    single_qkv=GemvTile(rows=2, columns=1024, warps=4),
+    single_o=GemvTile(rows=4, columns=1024, warps=4),
+    single_gate_up=GemvTile(rows=2, columns=1024, warps=4),
+    single_down=GemvTile(rows=4, columns=1024, warps=4),
+    single_head=GemvTile(rows=4, columns=1024, warps=4),
+    small_qkv=DotTile(rows=16, columns=256, stages=4, warps=4, prefetch=1024),
+    small_o=DotTile(rows=16, columns=256, stages=4, warps=4, prefetch=1024),
+    small_gate_up=DotTile(rows=32, columns=128, stages=4, warps=4, prefetch=512),
+    small_down=DotTile(rows=16, columns=256, stages=5, warps=4, prefetch=1024),
+    small_head=DotTile(rows=64, columns=128, stages=4, warps=4, prefetch=512),
+)
