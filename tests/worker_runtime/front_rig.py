@@ -1,4 +1,4 @@
-"""A minimal Conductor and gateway for tests of real workers: both gRPC services, and nothing decided but by the test."""
+"""A minimal Conductor and gateway for tests of real workers: both gRPC services; the test decides everything."""
 
 from __future__ import annotations
 
