@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import msgspec
 
 from segue.config import WorkerConfig
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class InstanceActor:
@@ -20,6 +24,7 @@ class InstanceActor:
 
     def __init__(self, module: str, config: bytes, log: str) -> None:
         _redirect_output(log)
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, force=True)
         self._module = module
         self._config = msgspec.json.decode(config, type=WorkerConfig)
         self._stop = threading.Event()

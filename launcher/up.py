@@ -90,7 +90,7 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
         f"  gRPC  {endpoints.grpc}",
         f"  HTTP  http://{endpoints.http}/v1",
         "Try:",
-        f"  {segue_command()} generate --server {grpc} {shlex.quote('Once upon a time')}",
+        f"  {segue_command()} generate --address {grpc} --max-tokens 64 {shlex.quote('Once upon a time')}",
         f"  curl -N http://{http}/v1/chat/completions -H 'content-type: application/json' -d "
         + shlex.quote(json.dumps(body)),
         "Ctrl-C stops everything.",

@@ -38,7 +38,7 @@ def test_health_says_serving(local_cluster: ClusterProcess, service: str) -> Non
         ([], {}, "prompt"),
         ([5] * 600, {}, "512"),
         ([5], {"temperature": -1.0}, "temperature"),
-        ([10_000], {}, "vocab"),
+        ([10_000], {}, "257"),
     ],
 )
 def test_bad_field_is_invalid_argument_and_named(
