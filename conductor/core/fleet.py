@@ -7,11 +7,29 @@ no more), because a request's block hashes carry that group's KV root.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from conductor.core.instance import Instance
 from segue.ids import InstanceRef
 from segue.manifest import InstanceManifest, Role, pairing_refusal
+
+
+class Candidates(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of one group that take new work; every (prefill, decode) pair is compatible."""
+
+    prefills: Sequence[Instance] = ()
+    decodes: Sequence[Instance] = ()
+    locals: Sequence[Instance] = ()
+    """Instances that would prefill and decode."""
+    tokens_longest: int = 0
+    """Longest sequence, prompt and output, that some of them could hold."""
+    tokens_longest_prompt: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.locals) or (bool(self.prefills) and bool(self.decodes))
 
 
 class Group:
@@ -20,6 +38,8 @@ class Group:
     def __init__(self, model: str) -> None:
         self.model = model
         self.members: dict[str, Instance] = {}
+        self.candidates = Candidates()
+        """As of the last change of membership."""
 
     @property
     def representative(self) -> InstanceManifest:
@@ -93,11 +113,7 @@ class Fleet:
         if not kv_root:
             return self.served_group(model)
         groups = self._groups.get(model, [])
-        return next((group for group in groups if group.kv_root == kv_root and self._usable(group)), None)
-
-    def prefills_locally(self, group: Group) -> bool:
-        """Decode instances prefill by themselves when the model has no prefill instance at all."""
-        return not any(other.active(Role.PREFILL) for other in self._groups.get(group.model, []))
+        return next((group for group in groups if group.kv_root == kv_root and group.candidates.usable), None)
 
     def unavailability(self, model: str) -> str:
         """Why no group of `model` is usable."""
@@ -120,15 +136,29 @@ class Fleet:
     def _settle(self, model: str) -> None:
         """Choose who serves `model`: as before while that group is usable, else the oldest usable one."""
         groups = self._groups.get(model, [])
+        locally = not any(group.active(Role.PREFILL) for group in groups)
+        for group in groups:
+            group.candidates = _candidates(group, prefills_locally=locally)
         served = self._served.get(model)
-        if served is None or served not in groups or not self._usable(served):
-            served = next((group for group in groups if self._usable(group)), None)
+        if served is None or served not in groups or not served.candidates.usable:
+            served = next((group for group in groups if group.candidates.usable), None)
         if served is None:
             self._served.pop(model, None)
         else:
             self._served[model] = served
 
-    def _usable(self, group: Group) -> bool:
-        if group.active(Role.AGGREGATED):
-            return True
-        return bool(group.active(Role.DECODE)) and (bool(group.active(Role.PREFILL)) or self.prefills_locally(group))
+
+def _candidates(group: Group, *, prefills_locally: bool) -> Candidates:
+    """Decode instances prefill by themselves when their model has no prefill instance at all."""
+    prefills, decodes = group.active(Role.PREFILL), group.active(Role.DECODE)
+    locals_ = group.active(Role.AGGREGATED, *((Role.DECODE,) if prefills_locally else ()))
+    finishing = locals_ + (decodes if prefills else [])
+    longest = max((instance.tokens_capacity for instance in finishing), default=0)
+    longest_prompt = max((instance.tokens_capacity for instance in locals_ + prefills), default=0)
+    return Candidates(
+        prefills=prefills,
+        decodes=decodes,
+        locals=locals_,
+        tokens_longest=longest,
+        tokens_longest_prompt=min(longest, longest_prompt),
+    )

@@ -67,7 +67,7 @@ class HealthBook:
                 del self._entries[uuids]
 
     def penalty_tokens(self, now_us: int, *uuids: str) -> float:
-        entry = self._entries.get(uuids)
+        entry = self._entries.get(uuids) if self._entries else None
         return 0.0 if entry is None else entry.penalty_tokens(now_us)
 
     def _drop_quiet(self, now_us: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from conductor.core.rendezvous import stable_hash
 from segue.kv_events import LoadReport
 from segue.manifest import InstanceManifest
 
@@ -38,6 +39,11 @@ class Instance:
         self.manifest = manifest
         self.ref = manifest.ref
         self.uuid = manifest.ref.uuid
+        self.stable_hash = stable_hash(self.uuid.encode())
+        self.block_size = manifest.layout.block_size
+        pool_tokens = manifest.pages_total * self.block_size
+        self.tokens_capacity = min(pool_tokens, manifest.max_model_len or pool_tokens)
+        """Longest sequence it can ever hold."""
         self.joined_us = now_us
         self.draining = False
         self.load: LoadReport | None = None
@@ -51,14 +57,8 @@ class Instance:
         self._refusals = 0
         self.refused_until_us = 0
 
-    @property
-    def tokens_capacity(self) -> int:
-        """Longest sequence it can ever hold."""
-        pool = self.manifest.pages_total * self.manifest.layout.block_size
-        return min(pool, self.manifest.max_model_len) if self.manifest.max_model_len else pool
-
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.manifest.layout.block_size)
+        return -(-tokens // self.block_size)
 
     @property
     def tokens_queued(self) -> int:

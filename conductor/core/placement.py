@@ -5,31 +5,19 @@ from __future__ import annotations
 from conductor.core.decisions import Reject
 from conductor.core.events import RequestArrived
 from conductor.core.expected_prefixes import ExpectedPrefixes
-from conductor.core.fleet import Fleet, Group
+from conductor.core.fleet import Candidates, Fleet
 from conductor.core.growth import GrowthPredictor
 from conductor.core.health import HealthBook
-from conductor.core.instance import Instance
-from conductor.core.policy import Candidates, Choice, Query, RoutingPolicy
+from conductor.core.policy import Choice, Query, RoutingPolicy, usable_tokens
+from conductor.core.rendezvous import stable_hash
 from segue.errors import InvalidField, Unavailable, UnknownModel
 from segue.ids import AttemptRef
-from segue.manifest import Role
 from segue.prefix_index import PrefixIndex
-
-
-def candidates_of(fleet: Fleet, group: Group) -> Candidates:
-    decodes = group.active(Role.DECODE)
-    locals_ = group.active(Role.AGGREGATED)
-    if fleet.prefills_locally(group):
-        locals_ = locals_ + decodes
-    return Candidates(prefills=group.active(Role.PREFILL), decodes=decodes, locals=locals_)
 
 
 def misfit(request: RequestArrived, candidates: Candidates) -> Reject | None:
     """The rejection of a request that no instance could ever hold, however idle."""
-    finishing = [*candidates.locals, *(candidates.decodes if candidates.prefills else ())]
-    starting = [*candidates.locals, *candidates.prefills]
-    longest = _tokens_capacity(finishing)
-    longest_prompt = min(longest, _tokens_capacity(starting))
+    longest, longest_prompt = candidates.tokens_longest, candidates.tokens_longest_prompt
     if request.tokens_known >= longest_prompt:
         message = f"{request.tokens_known} tokens do not fit: the largest instances hold {longest_prompt}"
         return _invalid(request.key, "prompt", f"{message} and one more is generated")
@@ -68,7 +56,7 @@ class Placement:
         group = self._fleet.group_of_root(request.model, request.kv_root)
         if group is None:
             return Reject(key=request.key, code=Unavailable.code, message=self._fleet.unavailability(request.model))
-        return misfit(request, candidates_of(self._fleet, group))
+        return misfit(request, group.candidates)
 
     def growth_tokens(self, request: RequestArrived) -> int:
         generated = request.tokens_known - request.tokens_prompt
@@ -78,25 +66,26 @@ class Placement:
         """The best choice that has room now. `refusal` returned None in this step."""
         group = self._fleet.group_of_root(request.model, request.kv_root)
         assert group is not None, "refusal() was asked first"
+        held = self._index.match(request.block_hashes)
+        held_soon = dict(held)
+        for uuid, blocks in self._expected.match(request.block_hashes).items():
+            held_soon[uuid] = max(blocks, held.get(uuid, 0))
+        block_size = group.representative.layout.block_size
         query = Query(
             request=request,
             tokens_growth=self.growth_tokens(request),
-            held=self._index.match(request.block_hashes),
-            expected=self._expected.match(request.block_hashes),
+            held=usable_tokens(held, block_size, request.tokens_known),
+            held_soon=usable_tokens(held_soon, block_size, request.tokens_known),
             now_us=now_us,
-            tie_key=request.block_hashes[0] if request.block_hashes else request.request_id.encode(),
+            tie_hash=stable_hash(request.block_hashes[0] if request.block_hashes else request.request_id.encode()),
         )
-        ranked = self._policy.rank(query, candidates_of(self._fleet, group), self._health)
+        ranked = self._policy.rank(query, group.candidates, self._health)
         return ranked[0] if ranked else None
 
     def next_hold_end(self, now_us: int) -> int | None:
         """When the next instance that refused may be asked again."""
         ends_us = (instance.refused_until_us for instance in self._fleet.instances.values())
         return min((end_us for end_us in ends_us if end_us > now_us), default=None)
-
-
-def _tokens_capacity(instances: list[Instance]) -> int:
-    return max((instance.tokens_capacity for instance in instances), default=0)
 
 
 def _invalid(key: AttemptRef, field: str, message: str) -> Reject:

@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 
 from conductor.core.events import RequestArrived
+from conductor.core.fleet import Candidates
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
 from conductor.core.rendezvous import weight
@@ -45,25 +46,17 @@ SIDE_CANDIDATES_MAX = 4
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt to place and all that is known about where its prefix is, in blocks by instance uuid."""
+    """One attempt to place and where its prefix is: usable tokens by instance uuid, absent for none."""
 
     request: RequestArrived
     tokens_growth: int
     held: Mapping[str, int]
     """What instances hold now (believed KV events)."""
-    expected: Mapping[str, int]
-    """What they will hold when their live attempts are computed."""
+    held_soon: Mapping[str, int]
+    """What they hold now, or will when their live attempts are computed."""
     now_us: int
-    tie_key: bytes
-
-
-class Candidates(msgspec.Struct, frozen=True, kw_only=True):
-    """Members of one group that take work; every (prefill, decode) pair is compatible."""
-
-    prefills: Sequence[Instance]
-    decodes: Sequence[Instance]
-    locals: Sequence[Instance]
-    """Instances that would prefill and decode."""
+    tie_hash: int
+    """Of the prefix root: equals are ordered by rendezvous of this and the instance."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,16 +73,19 @@ class RoutingPolicy(Protocol):
         """Choices that have room now, best first; empty when nothing has."""
 
 
-def tokens_hit(query: Query, instance: Instance, *, expected: bool) -> int:
+def usable_tokens(blocks: Mapping[str, int], block_size: int, tokens_known: int) -> dict[str, int]:
     """Usable prefix: at least the last token is always computed, because its logits are needed."""
-    blocks = query.held.get(instance.uuid, 0)
-    if expected:
-        blocks = max(blocks, query.expected.get(instance.uuid, 0))
-    return min(blocks * instance.manifest.layout.block_size, query.request.tokens_known - 1)
+    return {uuid: min(held * block_size, tokens_known - 1) for uuid, held in blocks.items()}
 
 
 def tokens_missing(query: Query, instance: Instance) -> int:
-    return query.request.tokens_known - tokens_hit(query, instance, expected=True)
+    """What a prefill at `instance` would compute."""
+    return query.request.tokens_known - query.held_soon.get(instance.uuid, 0)
+
+
+def tokens_lacking(query: Query, instance: Instance) -> int:
+    """What a decode at `instance` has to be sent."""
+    return query.request.tokens_known - query.held.get(instance.uuid, 0)
 
 
 def can_prefill(query: Query, instance: Instance) -> bool:
@@ -121,9 +117,8 @@ def prefill_cost(query: Query, instance: Instance) -> float:
 def decode_cost(query: Query, instance: Instance) -> float:
     manifest = instance.manifest
     fullness = max(instance.rows_used / manifest.max_num_seqs, instance.pages_used / manifest.pages_total)
-    moved = query.request.tokens_known - tokens_hit(query, instance, expected=False)
     load = fullness * DECODE_LOAD_STEPS * manifest.max_num_batched_tokens
-    return moved * MOVE_COST + load
+    return tokens_lacking(query, instance) * MOVE_COST + load
 
 
 def local_cost(query: Query, instance: Instance) -> float:
@@ -147,13 +142,12 @@ class PrefixAndLoadPolicy:
         locals_ = _cheapest(query, candidates.locals, can_decode, local_cost, health)
         choices = [_pair(query, prefill, decode, credit, health) for prefill in prefills for decode in decodes]
         choices += [_local(query, instance, cost) for instance, cost in locals_]
-        return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_key, choice)))
+        return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
 
 
 def computes_at_decode(query: Query, decode: Instance) -> bool:
     """D lacks at most one block: it computes the rest itself."""
-    lacking = query.request.tokens_known - tokens_hit(query, decode, expected=False)
-    return lacking <= min(decode.manifest.layout.block_size, query.request.tokens_known - 1)
+    return tokens_lacking(query, decode) <= min(decode.block_size, query.request.tokens_known - 1)
 
 
 def _decode_cost_with_credit(credit: float) -> Scorer:
@@ -168,11 +162,10 @@ def _cheapest(
     costs only beside warm ones: when a whole cluster starts, nobody is to be spared."""
     now_us = query.now_us
     ramps = any(instance.is_warm(now_us) for instance in instances)
+    penalty = health.penalty_tokens
     scored = [
         (
-            score(query, instance)
-            + health.penalty_tokens(now_us, instance.uuid)
-            + (instance.ramp_tokens(now_us) if ramps else 0.0),
+            score(query, instance) + penalty(now_us, instance.uuid) + (instance.ramp_tokens(now_us) if ramps else 0.0),
             instance,
         )
         for instance in instances
@@ -182,7 +175,7 @@ def _cheapest(
     if len(scored) > SIDE_CANDIDATES_MAX:
         cost_max = scored[SIDE_CANDIDATES_MAX - 1][0]
         scored = [entry for entry in scored if entry[0] <= cost_max]
-        scored.sort(key=lambda entry: (entry[0], -weight(query.tie_key, entry[1].uuid)))
+        scored.sort(key=lambda entry: (entry[0], -weight(query.tie_hash, entry[1].stable_hash)))
     return [(instance, cost) for cost, instance in scored[:SIDE_CANDIDATES_MAX]]
 
 
@@ -196,14 +189,14 @@ def _pair(
     (source, source_cost), (target, target_cost) = prefill, decode
     link_cost = health.penalty_tokens(query.now_us, source.uuid, target.uuid)
     if computes_at_decode(query, target):
-        hit = tokens_hit(query, target, expected=False)
+        hit = query.held.get(target.uuid, 0)
         cost = target_cost + credit + link_cost + health.penalty_tokens(query.now_us, source.uuid)
         return Choice(prefill=source, decode=target, tokens_compute=0, tokens_cached=hit, cost=cost)
     return Choice(
         prefill=source,
         decode=target,
         tokens_compute=tokens_missing(query, source),
-        tokens_cached=tokens_hit(query, source, expected=True),
+        tokens_cached=query.held_soon.get(source.uuid, 0),
         cost=source_cost + target_cost + link_cost,
     )
 
@@ -213,11 +206,11 @@ def _local(query: Query, instance: Instance, cost: float) -> Choice:
         prefill=None,
         decode=instance,
         tokens_compute=tokens_missing(query, instance),
-        tokens_cached=tokens_hit(query, instance, expected=True),
+        tokens_cached=query.held_soon.get(instance.uuid, 0),
         cost=cost,
     )
 
 
-def _choice_weight(key: bytes, choice: Choice) -> int:
-    own = weight(key, choice.decode.uuid)
-    return own if choice.prefill is None else own + weight(key, choice.prefill.uuid)
+def _choice_weight(tie_hash: int, choice: Choice) -> int:
+    own = weight(tie_hash, choice.decode.stable_hash)
+    return own if choice.prefill is None else own + weight(tie_hash, choice.prefill.stable_hash)

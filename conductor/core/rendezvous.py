@@ -3,14 +3,19 @@ Conductor, and an instance that leaves moves only its own keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
-
-def weight(key: bytes, uuid: str) -> int:
-    return int.from_bytes(blake2b(uuid.encode(), key=key[:64], digest_size=8).digest())
+_MASK = (1 << 64) - 1
 
 
-def rendezvous(key: bytes, uuids: Iterable[str]) -> str:
-    """The preferred one of `uuids` (not empty)."""
-    return max(uuids, key=lambda uuid: (weight(key, uuid), uuid))
+def stable_hash(data: bytes) -> int:
+    """64 bits, the same in every process (unlike `hash`)."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest())
+
+
+def weight(key_hash: int, instance_hash: int) -> int:
+    """Random but fixed weight of an instance for a key: the finaliser of splitmix64 over both."""
+    mixed = key_hash ^ instance_hash
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
+    return mixed ^ (mixed >> 31)
