@@ -1,7 +1,8 @@
 """Life cycle of one attempt, side by side: what the prefill and the decode instance have reported.
 
 Reports of the two sides travel on different streams and arrive in any order; a pair (phase, outcome) that is missing
-from the table is late or repeated, and is ignored. REFUSED and FAILED end the attempt and are not in the table.
+from the table is late or repeated, and is ignored. REFUSED, FAILED and CANCELLED (nobody asked for it: a request that
+its gateway ended is not live any more) end the attempt and are not in the table.
 
             prefill side                       decode side
     BOOKED -> COMPUTING -> COMPUTED        BOOKED -> GRANTED -> RUNNING
@@ -36,7 +37,6 @@ PREFILL: dict[tuple[Phase, OutcomeKind], Phase] = {
     **{(phase, OutcomeKind.HANDOFF_COMPLETE): Phase.ENDED for phase in _ANY_LIVE_PREFILL},
     **{(phase, OutcomeKind.EMPTY): Phase.ENDED for phase in _ANY_LIVE_PREFILL},
     **{(phase, OutcomeKind.DONE_AT_P): Phase.ENDED for phase in _ANY_LIVE_PREFILL},
-    **{(phase, OutcomeKind.CANCELLED): Phase.ENDED for phase in _ANY_LIVE_PREFILL},
     **{(phase, OutcomeKind.FINISHED): Phase.ENDED for phase in _ANY_LIVE_PREFILL},
 }
 
@@ -49,7 +49,6 @@ DECODE: dict[tuple[Phase, OutcomeKind], Phase] = {
     (Phase.BOOKED, OutcomeKind.EMPTY): Phase.GRANTED,
     **{(phase, OutcomeKind.DONE_AT_P): Phase.ENDED for phase in _ANY_LIVE_DECODE},
     **{(phase, OutcomeKind.FINISHED): Phase.ENDED for phase in _ANY_LIVE_DECODE},
-    **{(phase, OutcomeKind.CANCELLED): Phase.ENDED for phase in _ANY_LIVE_DECODE},
 }
 
 BOTH_SIDES = {OutcomeKind.HANDOFF_COMPLETE, OutcomeKind.EMPTY, OutcomeKind.DONE_AT_P}

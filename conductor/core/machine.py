@@ -36,6 +36,7 @@ from conductor.core.events import (
 from conductor.core.fleet import Fleet
 from conductor.core.growth import GrowthPredictor, QuantileGrowth
 from conductor.core.health import HealthBook
+from conductor.core.instance import Instance
 from conductor.core.membership import Membership
 from conductor.core.placement import Placement
 from conductor.core.policy import PrefixAndLoadPolicy, RoutingPolicy
@@ -43,7 +44,9 @@ from conductor.core.throughput import PlacementRate
 from segue.errors import DeadlineExceeded, Overloaded, Unavailable
 from segue.limits import QUEUED_REQUESTS_MAX
 from segue.prefix_index import PrefixIndex
-from segue.worker_messages import OutcomeKind
+from segue.worker_messages import Outcome, OutcomeKind
+
+FAILURES = (OutcomeKind.REFUSED, OutcomeKind.FAILED, OutcomeKind.CANCELLED)
 
 SWEEP_ENTRIES_PER_STEP = 2048
 """About a millisecond, and only while blocks of gone instances are left in the index."""
@@ -165,14 +168,18 @@ class ConductorCore:
 
     def _report(self, now_us: int, event: OutcomeReported) -> list[Decision]:
         outcome = event.outcome
-        if outcome.kind is OutcomeKind.FINISHED and self.fleet.find(event.ref) is not None:
+        instance = self.fleet.find(event.ref)
+        if instance is None:
+            self.counts["outcome of a lost instance"] += 1
+            return []
+        if outcome.kind is OutcomeKind.FINISHED:
             self._growth.learn(outcome.tokens_generated)
         attempt = self._attempts.get(outcome.request_id)
         if attempt is None or attempt.key.attempt != outcome.attempt or not attempt.involves(event.ref):
             self.counts["outcome of no live attempt"] += 1
             return []
-        if outcome.kind in (OutcomeKind.REFUSED, OutcomeKind.FAILED):
-            return self._fail(now_us, attempt, event)
+        if outcome.kind in FAILURES:
+            return self._fail(now_us, attempt, instance, outcome)
         if outcome.kind is OutcomeKind.PREEMPTED:
             return []
         if not self._attempts.report(attempt, event.ref, outcome.kind):
@@ -181,16 +188,13 @@ class ConductorCore:
         self._room_changed = True
         return self._progress(now_us, attempt, event)
 
-    def _fail(self, now_us: int, attempt: Attempt, event: OutcomeReported) -> list[Decision]:
-        outcome = event.outcome
-        instance = self.fleet.find(event.ref)
-        assert instance is not None, "a live attempt involves members only"
+    def _fail(self, now_us: int, attempt: Attempt, instance: Instance, outcome: Outcome) -> list[Decision]:
         if outcome.kind is OutcomeKind.REFUSED:
             instance.refuse(now_us)
-        else:
+        elif outcome.kind is OutcomeKind.FAILED:
             self._membership.blame(now_us, attempt, instance)
         self._room_changed = True
-        cancels = self._attempts.end(attempt, "the other side failed", told=event.ref)
+        cancels = self._attempts.end(attempt, "the other side failed", told=instance.ref)
         reason = f"{outcome.kind} by {instance.manifest.name}: {outcome.reason}"
         return [*cancels, AttemptFailed(key=attempt.key, reason=reason)]
 

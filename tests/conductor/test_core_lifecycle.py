@@ -152,6 +152,20 @@ def test_a_refusal_plans_again_and_holds_off_without_blame(world: World) -> None
     assert world.core._health.penalty_tokens(world.now_us, "d1") == 0
 
 
+def test_an_attempt_that_an_instance_gave_up_by_itself_is_planned_again(world: World) -> None:
+    world.submit("r")
+    failed = all_of(AttemptFailed, world.outcome("d1", "r", OutcomeKind.CANCELLED, reason="lease expired"))
+    assert [failure.reason for failure in failed] == ["cancelled by d1: lease expired"]
+
+
+def test_a_last_word_of_a_lost_instance_is_ignored(world: World) -> None:
+    world.submit("r")
+    world.outcome("d1", "r", OutcomeKind.HANDOFF_COMPLETE)
+    world.lose("p1")
+    assert world.outcome("p1", "r", OutcomeKind.FAILED) == []
+    assert world.core.attempts_live == 1
+
+
 def test_a_new_incarnation_replaces_the_old_one_and_its_blocks(world: World) -> None:
     world.publish("d1", 1, chain("r", 4))
     world.submit("r")
