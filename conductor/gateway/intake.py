@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 
 import msgspec
 
@@ -17,6 +18,12 @@ from conductor.gateway.request_fields import CheckedRequest, SamplingFields
 from conductor.gateway.request_table import RequestTable
 from conductor.gateway.session_events import SessionSpec
 from conductor.gateway.validate import check_prompt_length, validate
+from segue.errors import Overloaded
+
+TEXTS_PENDING_MAX = 512
+"""Texts at or waiting for the tokenizer's threads: a body of 32 MB occupies one for some ten seconds."""
+
+RETRY_AFTER_MS = 1000
 
 HASH_INLINE_TOKENS_MAX = 16_384
 """Longer prompts are hashed in a thread: 16k tokens at 16 per block are 1024 hashes, about 1 ms."""
@@ -37,15 +44,29 @@ class Intake:
         self.table = table
         self._pool = pool
         self._tenant_secret = tenant_secret
+        self._texts_pending = 0
 
     async def tokenize(self, model: UsableModel, text: str, *, add_bos: bool = True, name: str = "prompt") -> list[int]:
         """Refuses a text that cannot possibly fit before spending time on it."""
         check_prompt_length(model.codec.tokens_at_least(text), model.limits, name, at_least=True)
-        return await model.codec.encode(text, self._pool, add_bos=add_bos)
+        with self._pending_text():
+            return await model.codec.encode(text, self._pool, add_bos=add_bos)
 
     async def tokenize_chat(self, model: UsableModel, rendered: str) -> list[int]:
         check_prompt_length(model.codec.tokens_at_least(rendered), model.limits, "messages", at_least=True)
-        return await model.codec.encode_chat(rendered, self._pool)
+        with self._pending_text():
+            return await model.codec.encode_chat(rendered, self._pool)
+
+    @contextmanager
+    def _pending_text(self) -> Iterator[None]:
+        if self._texts_pending >= TEXTS_PENDING_MAX:
+            message = f"{TEXTS_PENDING_MAX} prompts wait for the tokenizer"
+            raise Overloaded(message, resource="tokenizer", retry_after_ms=RETRY_AFTER_MS)
+        self._texts_pending += 1
+        try:
+            yield
+        finally:
+            self._texts_pending -= 1
 
     def check(
         self, model: UsableModel, prompt_ids: Sequence[int], fields: SamplingFields, *, max_tokens_default: int | None
