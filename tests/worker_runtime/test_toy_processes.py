@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -169,3 +170,30 @@ async def test_worker_registers_again_when_its_conductor_returns(cluster: Cluste
     await returned.registered("aggregated-0")
     key = returned.submit("r", PROMPT, SAMPLING, prefill="", decode="aggregated-0")
     await returned.until(lambda: returned.finish(key))
+
+
+async def until_idle(front: Front, name: str) -> LoadReport:
+    """The first load report of a worker that says no page is in use."""
+    subscriber = EventSubscriber()
+    subscriber.add(front.workers[name].manifest.events_address)
+    async with asyncio.timeout(20):
+        async for message in subscriber:
+            idle = isinstance(message, LoadReport) and message.running + message.waiting == 0
+            if idle and message.pages_active + message.pages_held + message.pages_quarantined == 0:
+                break
+    subscriber.close()
+    return message
+
+
+async def test_cancels_at_any_moment_leave_no_page_in_use(cluster: Cluster) -> None:
+    await start_pair(cluster)
+    front = cluster.front
+    long = msgspec.structs.replace(SAMPLING, max_tokens=500)
+    for number in range(60):
+        prompt = [number, *PROMPT]
+        key = front.submit(f"r{number}", prompt, long, prefill="prefill-0", decode="decode-0")
+        await asyncio.sleep(number % 20 * 0.001)
+        for name in ("decode-0", "prefill-0"):
+            front.cancel(name, key)
+    for name in ("decode-0", "prefill-0"):
+        await until_idle(front, name)
