@@ -172,7 +172,7 @@ class ConductorCore:
         if instance is None:
             self.counts["outcome of a lost instance"] += 1
             return []
-        if outcome.kind is OutcomeKind.FINISHED:
+        if outcome.kind is OutcomeKind.FINISHED and outcome.tokens_generated:
             self._growth.learn(outcome.tokens_generated)
         attempt = self._attempts.get(outcome.request_id)
         if attempt is None or attempt.key.attempt != outcome.attempt or not attempt.involves(event.ref):
@@ -190,7 +190,7 @@ class ConductorCore:
 
     def _fail(self, now_us: int, attempt: Attempt, instance: Instance, outcome: Outcome) -> list[Decision]:
         if outcome.kind is OutcomeKind.REFUSED:
-            instance.refuse(now_us)
+            self._membership.hold_off(now_us, attempt, instance)
         elif outcome.kind is OutcomeKind.FAILED:
             self._membership.blame(now_us, attempt, instance)
         self._room_changed = True

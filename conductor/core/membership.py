@@ -74,6 +74,13 @@ class Membership:
     def next_resync(self) -> int | None:
         return self._resyncs.next_due()
 
+    def hold_off(self, now_us: int, attempt: Attempt, reporter: Instance) -> None:
+        """A refusal is back-pressure. P also reports what D refused, maybe before D does: then both get a pause."""
+        for ref in attempt.sides() if reporter.ref == attempt.prefill else [attempt.decode]:
+            instance = self._fleet.find(ref)
+            if instance is not None:
+                instance.refuse(now_us)
+
     def blame(self, now_us: int, attempt: Attempt, instance: Instance) -> None:
         """A failure counts against its reporter and, during a hand-off, against the pair: whichever is to blame will
         go on failing while the other one recovers with other partners."""

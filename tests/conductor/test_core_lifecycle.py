@@ -152,6 +152,15 @@ def test_a_refusal_plans_again_and_holds_off_without_blame(world: World) -> None
     assert world.core._health.penalty_tokens(world.now_us, "d1") == 0
 
 
+def test_a_refusal_that_p_passes_on_pauses_d(world: World) -> None:
+    world.join("d2", Role.DECODE)
+    refusing = only(Route, world.submit("r")).decode.uuid
+    world.outcome("p1", "r", OutcomeKind.REFUSED, reason="no pages")
+    assert world.submit("r", attempt=2) == []
+    assert only(Route, world.wait(100_000)).decode.uuid in {"d1", "d2"}
+    assert world.core.fleet.instances[refusing].refused_until_us > 0
+
+
 def test_an_attempt_that_an_instance_gave_up_by_itself_is_planned_again(world: World) -> None:
     world.submit("r")
     failed = all_of(AttemptFailed, world.outcome("d1", "r", OutcomeKind.CANCELLED, reason="lease expired"))
