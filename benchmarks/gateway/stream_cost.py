@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import socket
 import time
+from multiprocessing.connection import Connection
 
 import grpc
 import uvicorn
@@ -50,23 +51,22 @@ async def read_grpc(channel: grpc.aio.Channel, name: str) -> None:
         pass
 
 
-async def drive(front: str, grpc_port: int, http_port: int, streams: int, steps: int) -> None:
+async def drive(front: str, grpc_port: int, http_port: int, streams: int, steps: int, ids: Connection) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        prefix = "cmpl-" if front == "http" else ""
         reads = [
             read_http(http_port, f"r{index}") if front == "http" else read_grpc(channel, f"r{index}")
             for index in range(streams)
         ]
         tasks = [asyncio.create_task(read) for read in reads]
-        await asyncio.sleep(2)
+        wire_ids = await asyncio.to_thread(ids.recv)
         push = channel.stream_stream("/segue.v1.TokenLink/Push")()
         for step in range(steps):
             finish = inference_pb2.FINISH_REASON_LENGTH if step == steps - 1 else 0
             deltas = [
                 worker_pb2.TokenDelta(
-                    request_id=f"{prefix}r{index}", attempt=1, position=1 + step, token_ids=[TOKEN], finish=finish
+                    request_id=wire_id, attempt=1, position=1 + step, token_ids=[TOKEN], finish=finish
                 )
-                for index in range(streams)
+                for wire_id in wire_ids
             ]
             batch = worker_pb2.TokenBatch(ref=worker_pb2.InstanceRef(uuid="d"), name="d0", deltas=deltas)
             await push.write(batch.SerializeToString())
@@ -75,8 +75,8 @@ async def drive(front: str, grpc_port: int, http_port: int, streams: int, steps:
         await push.done_writing()
 
 
-def load(front: str, grpc_port: int, http_port: int, streams: int, steps: int) -> None:
-    asyncio.run(drive(front, grpc_port, http_port, streams, steps))
+def load(front: str, grpc_port: int, http_port: int, streams: int, steps: int, ids: Connection) -> None:
+    asyncio.run(drive(front, grpc_port, http_port, streams, steps, ids))
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -91,13 +91,15 @@ async def serve(arguments: argparse.Namespace) -> None:
         http = uvicorn.Server(uvicorn.Config(gateway.http_app, log_level="warning", lifespan="off"))
         serving = asyncio.create_task(http.serve([listener]))
         ports = (grpc_port, listener.getsockname()[1])
-        child = multiprocessing.get_context("spawn").Process(
-            target=load, args=(arguments.front, *ports, arguments.streams, arguments.steps)
+        context = multiprocessing.get_context("spawn")
+        ids, ids_of_child = context.Pipe()
+        child = context.Process(
+            target=load, args=(arguments.front, *ports, arguments.streams, arguments.steps, ids_of_child)
         )
         child.start()
         while len(gateway.table) < arguments.streams:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)
+        ids.send([request.request_id for request in conductor.submitted])
         before_s = time.process_time()
         while len(gateway.table):
             await asyncio.sleep(0.1)

@@ -17,7 +17,8 @@ class LiveRequest:
     `wake` is set on every change; several requests (choices of one call) may share it.
     """
 
-    def __init__(self, session: Session, chain: HashChain, wake: asyncio.Event) -> None:
+    def __init__(self, wire_id: str, session: Session, chain: HashChain, wake: asyncio.Event) -> None:
+        self.wire_id = wire_id
         self.session = session
         self.chain = chain
         self.wake = wake

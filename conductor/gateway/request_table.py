@@ -1,5 +1,9 @@
 """Every live request of this gateway, and the hands of their sessions: submits attempts, arms timers, feeds the fronts.
 
+Inside of the cluster a request is known by its *wire id*: the client's id and a suffix that no other request of any
+gateway ever has. A client may use an id again as soon as its request is over, and two gateways may be given the same
+one; a late token of the one must never be taken for a token of the other.
+
 Runs on one event loop; nothing here blocks. The Conductor calls back through the GatewayPort methods, TokenLink
 through `on_tokens`.
 """
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 
 from conductor.gateway.hash_chain import HashChain
@@ -49,6 +54,11 @@ class RequestTable:
         self._conductor = conductor
         self._metrics = metrics
         self._live: dict[str, LiveRequest] = {}
+        """By wire id."""
+        self._wire_ids: dict[str, str] = {}
+        """Of live requests, by the client's id."""
+        self._suffix = f"~{secrets.token_hex(4)}"
+        self._opened = 0
         self._closing = False
 
     def __len__(self) -> int:
@@ -60,7 +70,7 @@ class RequestTable:
         return running, len(self._live) - running
 
     def check_id_free(self, request_id: str) -> None:
-        if request_id in self._live:
+        if request_id in self._wire_ids:
             raise DuplicateRequest(f"request id {request_id} belongs to a live request", field="request_id")
 
     def open(self, spec: SessionSpec, text: TextStream, chain: HashChain, wake: asyncio.Event) -> LiveRequest:
@@ -71,7 +81,10 @@ class RequestTable:
         if len(self._live) >= limits.LIVE_REQUESTS_MAX:
             message = f"{limits.LIVE_REQUESTS_MAX} requests are live at this gateway"
             raise Overloaded(message, resource="live_requests", retry_after_ms=RETRY_AFTER_MS)
-        live = self._live[spec.request_id] = LiveRequest(Session(spec, text), chain, wake)
+        self._opened += 1
+        wire_id = f"{spec.request_id}{self._suffix}{self._opened:x}"
+        live = self._live[wire_id] = LiveRequest(wire_id, Session(spec, text), chain, wake)
+        self._wire_ids[spec.request_id] = wire_id
         self._submit(live)
         if live.end is not None and live.end.error is not None and not live.session.generated:
             raise live.end.error
@@ -83,10 +96,10 @@ class RequestTable:
             self._step(live, Stopped(error))
 
     def cancel(self, request_id: str) -> bool:
-        live = self._live.get(request_id)
-        if live is None:
+        wire_id = self._wire_ids.get(request_id)
+        if wire_id is None:
             return False
-        self.stop(live, Cancelled("cancelled by a Cancel call"))
+        self.stop(self._live[wire_id], Cancelled("cancelled by a Cancel call"))
         return True
 
     def close(self) -> None:
@@ -153,7 +166,7 @@ class RequestTable:
         except RequestError as error:
             self._step(live, Rejected(attempt, error))
         except SegueError:
-            log.exception("request %s attempt %d could not be submitted", live.request_id, attempt)
+            log.exception("request %s attempt %d could not be submitted", live.wire_id, attempt)
             self._step(live, Rejected(attempt, Unavailable("the Conductor failed to take the request")))
 
     def _routed(self, live: LiveRequest) -> RoutedRequest:
@@ -161,7 +174,7 @@ class RequestTable:
         token_ids = spec.prompt_ids + pack_token_ids(live.session.generated)
         left_us = spec.deadline_us - self.now_us() if spec.deadline_us else 0
         return RoutedRequest(
-            request_id=spec.request_id,
+            request_id=live.wire_id,
             attempt=live.session.attempt,
             model=spec.model,
             token_ids=token_ids,
@@ -176,19 +189,20 @@ class RequestTable:
 
     def _plan_again(self, live: LiveRequest, decision: Replan) -> None:
         """Never inside of the Conductor's own call: it may be in the middle of a step."""
-        log.warning("request %s: attempt %d after %s", live.request_id, decision.attempt, decision.reason)
+        log.warning("request %s: attempt %d after %s", live.wire_id, decision.attempt, decision.reason)
         self._metrics.replanned(live.session.spec.model)
         loop = asyncio.get_running_loop()
         live.replan = loop.call_later(decision.delay_us / 1e6, self._submit, live)
 
     def _finish(self, live: LiveRequest, end: End) -> None:
         live.disarm()
-        del self._live[live.request_id]
+        del self._live[live.wire_id]
+        del self._wire_ids[live.request_id]
         summary = live.session.summary()
         self._metrics.request_ended(live.session.spec, summary, end)
         if isinstance(end.error, InternalError):
-            log.error("request %s failed: %s", live.request_id, end.error)
-        self._conductor.finish(live.request_id, end.reason)
+            log.error("request %s failed: %s", live.wire_id, end.error)
+        self._conductor.finish(live.wire_id, end.reason)
         live.wake.set()
 
     def _arm(self, live: LiveRequest) -> None:

@@ -42,6 +42,11 @@ def saying(text: str, **script: object) -> Callable[[RoutedRequest], Script]:
     return lambda request: Script(tokens=tokens, **script)
 
 
+def client_id(request: RoutedRequest) -> str:
+    """The client's part of a wire id."""
+    return request.request_id.rpartition("~")[0]
+
+
 @asynccontextmanager
 async def serving(conductor: FakeConductor, config: FrontConfig) -> AsyncIterator[Front]:
     gateway = build_gateway(config, conductor, tenant_secret=b"secret")

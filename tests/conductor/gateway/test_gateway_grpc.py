@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from gateway_front import Front, saying, tokens_of
+from gateway_front import Front, client_id, saying, tokens_of
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
 from conductor.gateway.request_fields import unpack_token_ids
@@ -156,7 +156,9 @@ async def test_a_live_request_id_cannot_be_used_again_but_later_it_can(start: St
         call.cancel()
     await front.idle()
     front.conductor.reply = saying("again")
-    assert text_of(await generate(front, text="hi", request_id="same")) == "again"
+    first, again = front.conductor.submitted[0], await generate(front, text="hi", request_id="same")
+    assert text_of(again) == "again"
+    assert first.request_id != front.conductor.submitted[-1].request_id
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -262,7 +264,7 @@ async def test_closing_the_gateway_ends_streams_with_unavailable(start: Start) -
 
 async def test_64_streams_at_once_are_all_right(start: Start) -> None:
     front = await start(
-        lambda request: Script(tokens=tokens_of(f"answer to {request.request_id}"), finish="length", step_s=0.001)
+        lambda request: Script(tokens=tokens_of(f"answer to {client_id(request)}"), finish="length", step_s=0.001)
     )
     async with grpc.aio.insecure_channel(front.grpc_address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from gateway_front import Front, saying, tokens_of
+from gateway_front import Front, client_id, saying, tokens_of
 
 from conductor.gateway.testing import Script
 from conductor.ports import RoutedRequest
@@ -95,7 +95,7 @@ async def test_completions_generate_16_tokens_unless_told_otherwise(start: Start
 
 
 async def test_n_choices_have_seeds_of_their_own_and_share_the_prompt_in_usage(start: Start) -> None:
-    front = await start(lambda request: Script(tokens=tokens_of(request.request_id[-1]), finish="length"))
+    front = await start(lambda request: Script(tokens=tokens_of(client_id(request)[-1]), finish="length"))
     async with client_of(front) as client:
         answer = await client.chat.completions.create(model="toy", messages=HI, n=3, seed=5)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "0"), (1, "1"), (2, "2")]
@@ -223,7 +223,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_error_event(start: Start
 
 async def test_one_failing_choice_ends_the_others(start: Start) -> None:
     def reply(request: RoutedRequest) -> Script:
-        bad = request.request_id.endswith("-1")
+        bad = client_id(request).endswith("-1")
         return Script(refuse=Unavailable("no room")) if bad else Script(tokens=tokens_of("x"), hang=True)
 
     front = await start(reply)
@@ -261,7 +261,7 @@ async def test_the_clients_request_id_is_used_and_returned(start: Start) -> None
     async with client_of(front) as client:
         answer = await client.chat.completions.create(model="toy", messages=HI, extra_headers={"X-Request-Id": "abc"})
     assert answer.id == "chatcmpl-abc"
-    assert front.conductor.submitted[0].request_id == "chatcmpl-abc"
+    assert front.conductor.submitted[0].request_id.startswith("chatcmpl-abc~")
 
 
 async def test_sampling_beyond_openai_is_understood(start: Start) -> None:

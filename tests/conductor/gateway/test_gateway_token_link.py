@@ -16,6 +16,10 @@ def batch(*deltas: worker_pb2.TokenDelta) -> worker_pb2.TokenBatch:
     return worker_pb2.TokenBatch(ref=REF, name="d0", deltas=deltas)
 
 
+def wire_id(front: Front) -> str:
+    return front.conductor.submitted[0].request_id
+
+
 async def rest_of(call: grpc.aio.UnaryStreamCall) -> list[inference_pb2.GenerateResponse]:
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
@@ -38,9 +42,9 @@ async def test_pushed_tokens_reach_the_client_once_and_batches_are_acknowledged(
         )
         await call.read()
         push = worker_pb2_grpc.TokenLinkStub(channel).Push()
-        await push.write(batch(delta("r", 3, ids[:1])))
-        await push.write(batch(delta("r", 3, ids[:1])))
-        await push.write(batch(delta("r", 4, ids[1:], finish=inference_pb2.FINISH_REASON_LENGTH)))
+        await push.write(batch(delta(wire_id(front), 3, ids[:1])))
+        await push.write(batch(delta(wire_id(front), 3, ids[:1])))
+        await push.write(batch(delta(wire_id(front), 4, ids[1:], finish=inference_pb2.FINISH_REASON_LENGTH)))
         await push.done_writing()
         acks = [ack async for ack in push]
         responses = await rest_of(call)
@@ -77,15 +81,38 @@ async def test_work_for_a_replaced_attempt_is_cancelled_and_its_tokens_are_not_u
             inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[1, 2, 3]), request_id="r")
         )
         await call.read()
-        front.gateway.table.on_attempt_failed("r", 1, "instance d0 is lost")
+        front.gateway.table.on_attempt_failed(wire_id(front), 1, "instance d0 is lost")
         push = worker_pb2_grpc.TokenLinkStub(channel).Push()
-        await push.write(batch(delta("r", 3, [9])))
+        await push.write(batch(delta(wire_id(front), 3, [9])))
         ack = await push.read()
         while len(front.conductor.submitted) < 2:
             await push.write(batch())
             await push.read()
-        await push.write(batch(delta("r", 3, tokens_of("ok"), attempt=2, finish=inference_pb2.FINISH_REASON_LENGTH)))
+        await push.write(
+            batch(delta(wire_id(front), 3, tokens_of("ok"), attempt=2, finish=inference_pb2.FINISH_REASON_LENGTH))
+        )
         await push.done_writing()
         responses = await rest_of(call)
-    assert [(cancel.request_id, cancel.attempt) for cancel in ack.cancels] == [("r", 1)]
+    assert [(cancel.request_id, cancel.attempt) for cancel in ack.cancels] == [(wire_id(front), 1)]
     assert "".join(response.delta.text for response in responses) == "ok"
+
+
+async def test_a_late_token_of_an_earlier_request_with_the_same_id_is_not_taken_for_a_new_one(start: Start) -> None:
+    front = await start(lambda request: Script(hang=True))
+    request = inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[1, 2, 3]), request_id="r")
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        first = stub.Generate(request)
+        await first.read()
+        await stub.Cancel(inference_pb2.CancelRequest(request_id="r"))
+        await front.idle()
+        second = stub.Generate(request)
+        await second.read()
+        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        await push.write(batch(delta(wire_id(front), 3, tokens_of("old"))))
+        ack = await push.read()
+        newest = front.conductor.submitted[1].request_id
+        await push.write(batch(delta(newest, 3, tokens_of("new"), finish=inference_pb2.FINISH_REASON_LENGTH)))
+        responses = await rest_of(second)
+    assert [cancel.request_id for cancel in ack.cancels] == [wire_id(front)]
+    assert "".join(response.delta.text for response in responses) == "new"
