@@ -23,8 +23,9 @@ from kvstore.connectors.shared_segment import MappedSegment, OwnedSegment
 from segue.handoff_messages import ProcessIdentity, SegmentDescriptor
 from segue.ids import InstanceRef
 
-RUN_BYTES_MAX = 4 << 20
-"""Largest single copy: a cancel is noticed within about 0.4 ms."""
+RUN_BYTES_MAX = 128 << 20
+"""Largest single copy: a cancel is noticed within some 20 ms. Long runs pay: above a threshold near the size of the last
+cache level, memcpy writes past the caches and saves reading every line that it is about to overwrite."""
 
 PageArray = npt.NDArray[np.uint8]
 
