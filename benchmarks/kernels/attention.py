@@ -10,9 +10,10 @@ layers, and the median over replays is reported. `--sweep` prints launch shapes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from segue_kernels.prefill_attention import PrefillTiling, plan_prefill, prefill
 from benchmarks.result_rows import RESULTS, ResultFile
 from engine.attention.base import AttentionBatch, AttentionShape
 from engine.attention.cudnn_backend import CudnnBackend
+from engine.attention.triton_backend import TritonBackend
 
 HEADS, KV_HEADS, DIM, LAYERS = 32, 8, 128, 32
 READ_TBPS = 4.6
@@ -67,11 +69,10 @@ class Pool:
     def __init__(self) -> None:
         self.bytes = torch.empty(TOKENS_MAX * LAYERS * 2 * KV_HEADS * DIM, dtype=torch.bfloat16, device="cuda")
         self.bytes.normal_()
+        self.fp8 = self.bytes.to(torch.float8_e4m3fn)
 
     def pages(self, rows: Rows) -> torch.Tensor:
-        flat = self.bytes
-        if rows.kv_dtype != torch.bfloat16:
-            flat = flat.to(rows.kv_dtype)
+        flat = self.bytes if rows.kv_dtype == torch.bfloat16 else self.fp8
         return flat.view(-1, LAYERS, 2, KV_HEADS, rows.block, DIM)
 
     def batch(self, rows: Rows, pages: int) -> AttentionBatch:
@@ -115,9 +116,7 @@ def calls_for(work_us: float) -> int:
     return max(2, min(2 * LAYERS, int(5000 / work_us)))
 
 
-def decode_us(
-    pool: Pool, rows: Rows, *, tiling: DecodeTiling | None = None, programs_per_sm: int | None = None, pdl: bool = True
-) -> float:
+def decode_us(pool: Pool, rows: Rows, *, tiling: DecodeTiling | None = None, pdl: bool = True) -> float:
     pages = pool.pages(rows)
     batch = pool.batch(rows, pages.shape[0])
     q = torch.randn(rows.count, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
@@ -131,7 +130,6 @@ def decode_us(
         head_dim=DIM,
         kv_dtype=rows.kv_dtype,
         tiling=tiling,
-        programs_per_sm=programs_per_sm,
     )
     scales = None if rows.kv_dtype == torch.bfloat16 else torch.ones(LAYERS, 2, KV_HEADS, device="cuda")
 
@@ -181,14 +179,14 @@ def prefill_us(pool: Pool, rows: Rows, *, tiling: PrefillTiling | None = None) -
     return time_us(call, calls_for(rows.flops / 400e6))
 
 
-def cudnn_us(pool: Pool, rows: Rows) -> float:
+def backend_us(pool: Pool, rows: Rows, kind: type[TritonBackend | CudnnBackend]) -> float:
     pages = pool.pages(rows)
     batch = pool.batch(rows, pages.shape[0])
     q = torch.randn(rows.count * rows.queries, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     shape = AttentionShape(
         heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, block_size=rows.block, dtype=q.dtype, device=q.device
     )
-    backend = CudnnBackend(shape)
+    backend = kind(shape)
     plan = backend.plan(batch)
 
     def call(layer: int) -> None:
@@ -217,6 +215,7 @@ PREFILL_CASES = (
     Rows(8, 1024, 1024),
     Rows(1, 8192, 8192, kv_dtype=torch.float8_e4m3fn),
 )
+SLICED_CASES = (Rows(1, 8320, 128), Rows(1, 8448, 256), Rows(1, 32896, 128), Rows(4, 8256, 64))
 CUDNN_CASES = (Rows(1, 8192, 8192), Rows(1, 16384, 16384), Rows(1, 32768, 2048), Rows(1, 32768, 8192))
 
 
@@ -235,38 +234,40 @@ def measure(pool: Pool, results: ResultFile) -> None:
     for rows in PREFILL_CASES:
         us = prefill_us(pool, rows)
         record(results, "prefill triton", rows, us, rows.flops / us / 1e6, "TFLOP/s", MATMUL_TFLOPS)
+    for rows in SLICED_CASES:
+        us = backend_us(pool, rows, TritonBackend)
+        record(results, "prefill sliced", rows, us, rows.flops / us / 1e6, "TFLOP/s", MATMUL_TFLOPS)
     for rows in CUDNN_CASES:
-        us = cudnn_us(pool, rows)
+        us = backend_us(pool, rows, CudnnBackend)
         record(results, "prefill cudnn", rows, us, rows.flops / us / 1e6, "TFLOP/s", MATMUL_TFLOPS)
 
 
 def sweep(pool: Pool) -> None:
-    """Print the launch shapes around the defaults; nothing is recorded."""
-    shapes = (
-        Rows(64, 8192),
-        Rows(256, 1024),
-        Rows(16, 32768),
-        Rows(64, 1024),
-        Rows(8, 1024),
-        Rows(1, 1024),
-        Rows(1, 8192),
-    )
-    for tile, warps, stages in ((64, 2, 5), (64, 2, 7), (64, 4, 5), (32, 2, 7), (32, 1, 7), (128, 4, 3), (128, 4, 5)):
-        for programs in (6, 16) if (tile, warps, stages) != (64, 2, 5) else (3, 6, 9, 12, 16, 24, 32):
-            tiling = DecodeTiling(tile, warps, stages)
-            rates = [
-                rows.kv_bytes / decode_us(pool, rows, tiling=tiling, programs_per_sm=programs) / 1e6 for rows in shapes
-            ]
-            print(tiling, programs, " ".join(f"{rate:.2f}" for rate in rates), flush=True)
-    for block_m, tile, warps, stages in (
-        (128, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 32, 4, 3), (128, 32, 4, 5), (64, 64, 4, 3),
-        (64, 128, 4, 3), (128, 128, 8, 3), (64, 32, 4, 4),
-    ):  # fmt: skip
-        tiling = PrefillTiling(block_m, tile, warps, stages)
-        rates = []
-        for rows in (Rows(1, 8192, 8192), Rows(1, 32768, 2048), Rows(1, 8320, 128), Rows(8, 1024, 1024)):
-            rates.append(rows.flops / prefill_us(pool, rows, tiling=tiling) / 1e6)
-        print(tiling, " ".join(f"{rate:.0f}" for rate in rates), flush=True)
+    """Print rates of launch shapes around the defaults; nothing is recorded."""
+    at_1k = [Rows(count, 1024) for count in (256, 128, 64, 32, 8, 1)]
+    shapes = [Rows(64, 8192), *at_1k, Rows(16, 32768), Rows(1, 8192), Rows(1, 32768)]
+    print("decode TB/s at", *shapes, sep="; ")
+    for stages, programs, chunk in itertools.product((5, 7), (6, 12), (64, 128, 256, 512, 1024)):
+        tiling = DecodeTiling(64, 2, stages, programs, chunk)
+        _print_rates(tiling, [rows.kv_bytes / decode_us(pool, rows, tiling=tiling) / 1e6 for rows in shapes])
+    fp8 = [replace(rows, kv_dtype=torch.float8_e4m3fn) for rows in shapes[:2]]
+    for tile, warps, stages in ((64, 2, 5), (64, 4, 5), (128, 4, 5), (128, 8, 5), (64, 4, 7)):
+        tiling = DecodeTiling(tile, warps, stages)
+        _print_rates(tiling, [rows.kv_bytes / decode_us(pool, rows, tiling=tiling) / 1e6 for rows in fp8])
+    chunks = [Rows(1, 8192, 8192), Rows(1, 32768, 2048), Rows(8, 1024, 1024)]
+    print("prefill TFLOP/s at", *chunks, sep="; ")
+    blocks = {(128, 64, 4): (3, 4), (128, 32, 4): (4, 5, 6, 7), (128, 32, 8): (5,), (64, 64, 4): (3, 4, 5)}
+    for (block_m, tile, warps), depths in blocks.items():
+        for stages in depths:
+            prefill = PrefillTiling(block_m, tile, warps, stages)
+            _print_rates(prefill, [rows.flops / prefill_us(pool, rows, tiling=prefill) / 1e6 for rows in chunks])
+    fp8_chunk = replace(chunks[0], kv_dtype=torch.float8_e4m3fn)
+    for prefill in (PrefillTiling(128, 32, 4, 5), PrefillTiling(128, 64, 8, 4), PrefillTiling(64, 64, 4, 4)):
+        _print_rates(prefill, [fp8_chunk.flops / prefill_us(pool, fp8_chunk, tiling=prefill) / 1e6])
+
+
+def _print_rates(tiling: DecodeTiling | PrefillTiling, rates: list[float]) -> None:
+    print(tiling, *(f"{rate:.2f}" if rate < 10 else f"{rate:.0f}" for rate in rates), flush=True)
 
 
 def main() -> None:

@@ -3,22 +3,46 @@
 Rows of few queries go to the split-KV decode kernel, the others to the prefill kernel; which row is which is decided
 on the device from the lengths, so that nothing is read back and a captured step stays right while lengths change.
 The decode work list depends on the window, so it is made at the first layer that has a window and shared from there.
+
+Where the host knows the lengths and the prefill kernel would leave most of the GPU idle (128 new tokens on a long
+cached prefix), its rows are cut into *slices* of a few queries each, which are rows of their own to the decode kernel:
+their keys are split over the whole GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
-from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
-from segue_kernels.prefill_attention import QUERIES_UNBOUNDED, PrefillPlan, plan_prefill, prefill_attention
+from segue_kernels.attention_plan import processor_count
+from segue_kernels.decode_attention import PACKED_MAX, DecodePlan, decode_attention, plan_decode
+from segue_kernels.prefill_attention import (
+    QUERIES_UNBOUNDED,
+    PrefillPlan,
+    plan_prefill,
+    prefill_attention,
+    prefill_tiling,
+)
 from triton import knobs
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities, AttentionShape
 
 PACKED_ROWS = 16
 """Rows of the smallest tensor-core tile: heads of a group times queries fill it at no extra cost."""
+
+PREFILL_PROGRAMS_PER_SM = 2
+"""Programs of the prefill kernel that one multiprocessor runs at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTables:
+    """Rows as the kernels see them: block_tables int32 [rows, blocks], seq_lens [rows], query_starts [rows + 1]."""
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_starts: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -27,9 +51,12 @@ class TritonPlan:
 
     batch: AttentionBatch
     short: int
-    prefill: PrefillPlan | None
     has_short_rows: bool
+    prefill: PrefillPlan | None = None
+    slices: RowTables | None = None
+    """All rows, the long ones cut into slices; instead of `prefill`."""
     decode: dict[int | None, DecodePlan] = field(default_factory=dict)
+    decode_slices: dict[int | None, DecodePlan] = field(default_factory=dict)
     """By window."""
 
 
@@ -43,20 +70,34 @@ class TritonBackend:
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape
-        self.short = max(1, PACKED_ROWS // (shape.heads // shape.kv_heads))
+        group = shape.heads // shape.kv_heads
+        self.short = max(1, PACKED_ROWS // group)
+        self.slice = max(1, PACKED_MAX // group)
 
     def plan(self, batch: AttentionBatch, *, queries_below: int = QUERIES_UNBOUNDED) -> TritonPlan:
         """Rows with `queries_below` queries or more are left to the caller."""
         if batch.decode_only:
-            return TritonPlan(batch, 1, None, True)
+            return TritonPlan(batch, 1, has_short_rows=True)
         counts = query_counts(batch)
-        has_long = batch.max_query > self.short
-        has_short = counts is None or any(count <= self.short for count in counts)
-        if has_long and counts is not None:
-            has_long = any(self.short < count < queries_below for count in counts)
-        return TritonPlan(
-            batch, self.short, self._plan_prefill(batch, counts, queries_below) if has_long else None, has_short
-        )
+        if counts is None:
+            plan = TritonPlan(batch, self.short, has_short_rows=True)
+            if batch.max_query > self.short:
+                plan.prefill = self._plan_prefill(batch, None, queries_below)
+            return plan
+        plan = TritonPlan(batch, self.short, has_short_rows=min(counts) <= self.short)
+        long = [count for count in counts if self.short < count < queries_below]
+        if long and self._leaves_idle(long):
+            plan.slices = cut_rows(batch, slice_counts(counts, self.short, self.slice, queries_below))
+        elif long:
+            plan.prefill = self._plan_prefill(batch, counts, queries_below)
+        return plan
+
+    def _leaves_idle(self, counts: list[int]) -> bool:
+        """Whether the prefill kernel's programs for such rows are fewer than the GPU runs at a time."""
+        block_m = prefill_tiling(self.shape.head_dim, self.shape.dtype, max(counts)).block_m
+        programs: int = sum(-(-count // block_m) for count in counts) * self.shape.heads
+        slots: int = PREFILL_PROGRAMS_PER_SM * processor_count(self.shape.device)
+        return programs < slots
 
     def _plan_prefill(self, batch: AttentionBatch, counts: tuple[int, ...] | None, queries_below: int) -> PrefillPlan:
         return plan_prefill(
@@ -86,8 +127,12 @@ class TritonBackend:
     ) -> torch.Tensor:
         """As the protocol says; fp8 pages need `kv_scales` float32 [layers, 2, kv_heads]. `out` receives the result."""
         out = torch.empty_like(q) if out is None else out
+        decode_plans = []
         if plan.has_short_rows:
-            decode = self._decode_plan(plan, window, kv_pages.dtype)
+            decode_plans.append(self._short_rows(plan, window, kv_pages.dtype))
+        if plan.slices is not None:
+            decode_plans.append(self._slices(plan, plan.slices, window, kv_pages.dtype))
+        for decode in decode_plans:
             decode_attention(decode, layer, q, kv_pages, out, scale=scale, soft_cap=soft_cap, kv_scales=kv_scales)
         if plan.prefill is not None:
             prefill_attention(
@@ -103,20 +148,57 @@ class TritonBackend:
             )
         return out
 
-    def _decode_plan(self, plan: TritonPlan, window: int | None, kv_dtype: torch.dtype) -> DecodePlan:
+    def _short_rows(self, plan: TritonPlan, window: int | None, kv_dtype: torch.dtype) -> DecodePlan:
         if window not in plan.decode:
-            plan.decode[window] = plan_decode(
-                plan.batch.block_tables,
-                plan.batch.seq_lens,
-                plan.batch.query_starts,
-                heads=self.shape.heads,
-                kv_heads=self.shape.kv_heads,
-                head_dim=self.shape.head_dim,
-                kv_dtype=kv_dtype,
-                queries_max=plan.short,
-                window=window,
-            )
+            batch = plan.batch
+            rows = RowTables(batch.block_tables, batch.seq_lens, batch.query_starts)
+            plan.decode[window] = self._plan_decode(rows, 0, plan.short, window, kv_dtype)
         return plan.decode[window]
+
+    def _slices(self, plan: TritonPlan, rows: RowTables, window: int | None, kv_dtype: torch.dtype) -> DecodePlan:
+        if window not in plan.decode_slices:
+            plan.decode_slices[window] = self._plan_decode(rows, plan.short, self.slice, window, kv_dtype)
+        return plan.decode_slices[window]
+
+    def _plan_decode(
+        self, rows: RowTables, queries_above: int, queries_max: int, window: int | None, kv_dtype: torch.dtype
+    ) -> DecodePlan:
+        return plan_decode(
+            rows.block_tables,
+            rows.seq_lens,
+            rows.query_starts,
+            heads=self.shape.heads,
+            kv_heads=self.shape.kv_heads,
+            head_dim=self.shape.head_dim,
+            kv_dtype=kv_dtype,
+            queries_above=queries_above,
+            queries_max=queries_max,
+            window=window,
+        )
+
+
+def slice_counts(counts: Sequence[int], short: int, slice_max: int, queries_below: int) -> list[list[int]]:
+    """Cut each row with short < queries < queries_below into even slices of at most `slice_max` queries.
+
+    Even slices of a row that needs several have at least slice_max / 2 > short queries, so none passes for a short row.
+    """
+    slices = []
+    for count in counts:
+        parts = -(-count // slice_max) if short < count < queries_below else 1
+        slices.append([count * (part + 1) // parts - count * part // parts for part in range(parts)])
+    return slices
+
+
+def cut_rows(batch: AttentionBatch, slices: list[list[int]]) -> RowTables:
+    """The batch with every row replaced by its slices; a slice sees the keys up to its own last query."""
+    device = batch.seq_lens.device
+    rows = [row for row, parts in enumerate(slices) for _ in parts]
+    after = [sum(parts[index + 1 :]) for parts in slices for index in range(len(parts))]
+    starts = [0, *accumulate(count for parts in slices for count in parts)]
+    index, hidden, query_starts = (
+        torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, after, starts)
+    )
+    return RowTables(batch.block_tables[index.long()], batch.seq_lens[index.long()] - hidden, query_starts)
 
 
 def query_counts(batch: AttentionBatch) -> tuple[int, ...] | None:

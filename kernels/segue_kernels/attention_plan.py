@@ -18,12 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-PROGRAMS_PER_SM = 16
-"""Split programs aimed at for long batches: about five waves of the three programs that an SM holds."""
-
 PROGRAMS_PER_WAVE = 3
-CHUNK_ONE_WAVE_MAX = 256
-"""Tokens: longer splits than this are not made merely to stay within one wave."""
+"""Split programs that one multiprocessor runs at a time."""
 
 SLOTS_TIMES_ROWS = 8192
 """Size of the slot-against-row comparison of one planning program: bounds its registers."""
@@ -31,11 +27,18 @@ SLOTS_TIMES_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """items int32 [items_max, 4]: (row or -1, first token, end token, splits of the row), grouped by row.
+    """items int32 [items_max, 8], grouped by row: (row or -1, first token, end token, splits of the row, length of the
+    row, first query, queries, 0), so that a program finds all it needs in one read.
     rows int32 [rows, 2]: (first item, splits); splits is -1 for rows that another kernel serves, 0 for empty rows."""
 
     items: torch.Tensor
     rows: torch.Tensor
+
+
+@triton.jit
+def _of_owner(owner, values):
+    """For each slot [S] the entry of `values` [R] of the row that owns it, by owner [S, R]; 0 where none does."""
+    return tl.sum(tl.where(owner, values[None, :], 0), 1)
 
 
 @triton.jit
@@ -51,6 +54,7 @@ def decode_work_kernel(
     chunk_one_wave_max,
     window,
     HAS_WINDOW: tl.constexpr,
+    QUERIES_ABOVE: tl.constexpr,
     QUERIES_MAX: tl.constexpr,
     TILE: tl.constexpr,
     ROWS_BLOCK: tl.constexpr,
@@ -59,12 +63,13 @@ def decode_work_kernel(
     row = tl.arange(0, ROWS_BLOCK)
     inside = row < rows
     length = tl.load(seq_lens + row, mask=inside, other=0)
-    queries = tl.load(query_starts + row + 1, mask=inside, other=0) - tl.load(query_starts + row, mask=inside, other=0)
-    mine = inside & (queries <= QUERIES_MAX)
+    query_first = tl.load(query_starts + row, mask=inside, other=0)
+    queries = tl.load(query_starts + row + 1, mask=inside, other=0) - query_first
+    mine = inside & (queries > QUERIES_ABOVE) & (queries <= QUERIES_MAX)
     first = tl.zeros_like(length)
     if HAS_WINDOW:
         first = tl.maximum(length - queries + 1 - window, 0) // TILE * TILE
-    span = tl.where(mine & (queries > 0), length - first, 0)
+    span = tl.where(mine, length - first, 0)
     tokens = tl.sum(span, 0)
     chunk = tl.minimum(chunk_one_wave_max, tl.cdiv(tokens, items_wave))
     chunk = tl.cdiv(tl.maximum(chunk, tl.maximum(tl.cdiv(tokens, items_target), 1)), TILE) * TILE
@@ -81,14 +86,18 @@ def decode_work_kernel(
     slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     owner = (starts[None, :] <= slot[:, None]) & (slot[:, None] < ends[None, :])
     used = slot < tl.sum(splits, 0)
-    split = slot - tl.sum(tl.where(owner, starts[None, :], 0), 1)
-    begin = tl.sum(tl.where(owner, first[None, :], 0), 1) + split * tl.sum(tl.where(owner, per_split[None, :], 0), 1)
-    end = tl.minimum(begin + tl.sum(tl.where(owner, per_split[None, :], 0), 1), tl.sum(tl.where(owner, length, 0), 1))
+    split = slot - _of_owner(owner, starts)
+    begin = _of_owner(owner, first) + split * _of_owner(owner, per_split)
+    end = tl.minimum(begin + _of_owner(owner, per_split), _of_owner(owner, length))
     kept = slot < items_max
-    tl.store(items + slot * 4, tl.where(used, tl.sum(tl.where(owner, row[None, :], 0), 1), -1), mask=kept)
-    tl.store(items + slot * 4 + 1, begin, mask=kept)
-    tl.store(items + slot * 4 + 2, end, mask=kept)
-    tl.store(items + slot * 4 + 3, tl.sum(tl.where(owner, splits[None, :], 0), 1), mask=kept)
+    item = items + slot * 8
+    tl.store(item, tl.where(used, _of_owner(owner, row), -1), mask=kept)
+    tl.store(item + 1, begin, mask=kept)
+    tl.store(item + 2, end, mask=kept)
+    tl.store(item + 3, _of_owner(owner, splits), mask=kept)
+    tl.store(item + 4, _of_owner(owner, length), mask=kept)
+    tl.store(item + 5, _of_owner(owner, query_first), mask=kept)
+    tl.store(item + 6, _of_owner(owner, queries), mask=kept)
 
 
 @triton.jit
@@ -113,9 +122,9 @@ def prefill_work_kernel(
     slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
     owner = (starts[None, :] <= slot[:, None]) & (slot[:, None] < ends[None, :])
     used = slot < tl.sum(blocks, 0)
-    block = tl.sum(tl.where(owner, ends[None, :], 0), 1) - 1 - slot
+    block = _of_owner(owner, ends) - 1 - slot
     kept = slot < items_max
-    tl.store(items + slot * 2, tl.where(used, tl.sum(tl.where(owner, row[None, :], 0), 1), -1), mask=kept)
+    tl.store(items + slot * 2, tl.where(used, _of_owner(owner, row), -1), mask=kept)
     tl.store(items + slot * 2 + 1, block * BLOCK_M, mask=kept)
 
 
@@ -125,21 +134,24 @@ def plan_decode_work(
     *,
     kv_heads: int,
     tile: int,
+    queries_above: int,
     queries_max: int,
     window: int | None,
-    programs_per_sm: int = PROGRAMS_PER_SM,
-    chunk_one_wave_max: int = CHUNK_ONE_WAVE_MAX,
+    programs_per_sm: int,
+    chunk_one_wave_max: int,
 ) -> DecodeWork:
-    """Splits of the rows with 1 .. queries_max queries. seq_lens int32 [rows], query_starts int32 [rows + 1].
+    """Splits of the rows with queries_above < queries <= queries_max. seq_lens int32 [rows], query_starts [rows + 1].
 
+    `programs_per_sm` sets how finely long batches are cut; splits longer than `chunk_one_wave_max` tokens are not made
+    merely to stay within one wave.
     Every row yields at most 1/2 + span / chunk splits or one, so rows + items_target slots always suffice.
     """
     rows, device = seq_lens.shape[0], seq_lens.device
-    processors = _processors(device)
+    processors = processor_count(device)
     items_target = max(1, processors * programs_per_sm // kv_heads)
     items_max = rows + items_target
     work = DecodeWork(
-        torch.empty(items_max, 4, dtype=torch.int32, device=device),
+        torch.empty(items_max, 8, dtype=torch.int32, device=device),
         torch.empty(rows, 2, dtype=torch.int32, device=device),
     )
     rows_block, slots = _planning_blocks(rows)
@@ -155,6 +167,7 @@ def plan_decode_work(
         chunk_one_wave_max,
         window or 0,
         HAS_WINDOW=window is not None,
+        QUERIES_ABOVE=queries_above,
         QUERIES_MAX=queries_max,
         TILE=tile,
         ROWS_BLOCK=rows_block,
@@ -189,7 +202,7 @@ def _planning_blocks(rows: int) -> tuple[int, int]:
     return rows_block, min(64, max(1, SLOTS_TIMES_ROWS // rows_block))
 
 
-def _processors(device: torch.device) -> int:
+def processor_count(device: torch.device) -> int:
     """Multiprocessors of the GPU; the interpreter plans for a small made-up one."""
     if device.type != "cuda":
         return 4

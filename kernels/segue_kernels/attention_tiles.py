@@ -1,6 +1,6 @@
 """Device functions shared by the paged attention kernels: tiles of K and V, scores, and the running softmax.
 
-Scores live in the log2 domain (scale is multiplied by log2 e), so that the kernels use the hardware's exp2.
+Softmax is computed with the hardware's exp2; log-sum-exp are logarithms to base 2.
 """
 
 from __future__ import annotations
@@ -59,26 +59,35 @@ def load_tile(
 
 @triton.jit
 def score_tile(q, k, scale, soft_cap, HAS_CAP: tl.constexpr):
-    """q [M, D] . k [TILE, D] transposed -> scores float32 [M, TILE] in the log2 domain."""
+    """q [M, D] . k [TILE, D] transposed -> float32 [M, TILE]: soft-capped scores, or bare products without a cap.
+
+    Bare products keep `scale` out of the loop: `softmax_step` applies it in the same fused multiply-add as its shift.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if HAS_CAP:
         # tanh by way of the sigmoid: exact to float32 rounding, and available in the interpreter.
-        scores = soft_cap * (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0) * 1.4426950408889634
-    else:
-        scores = scores * (scale * 1.4426950408889634)
+        scores = soft_cap * (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0)
     return scores
 
 
 @triton.jit
-def softmax_step(scores, peak, total, out, v, MAYBE_EMPTY: tl.constexpr):
+def exponent_factor(scale, HAS_CAP: tl.constexpr):
+    """What turns `score_tile`'s numbers into exponents of 2."""
+    log2_e: tl.constexpr = 1.4426950408889634
+    return log2_e if HAS_CAP else scale * log2_e
+
+
+@triton.jit
+def softmax_step(scores, factor, peak, total, out, v, MAYBE_EMPTY: tl.constexpr):
     """One online-softmax update. peak, total float32 [M]; out float32 [M, D]; v [TILE, D].
 
-    MAYBE_EMPTY: some query may have seen no key yet, so that its peak is -inf and must not be subtracted from itself.
+    `peak` is in units of `scores`; weights are 2^(factor * (scores - peak)), with factor > 0. MAYBE_EMPTY: some query
+    may have seen no key yet, so that its peak is -inf and must not be subtracted from itself.
     """
     peak_next = tl.maximum(peak, tl.max(scores, 1))
-    shift = tl.where(peak_next == float("-inf"), 0.0, peak_next) if MAYBE_EMPTY else peak_next
-    weights = tl.exp2(scores - shift[:, None])
-    rescale = tl.exp2(peak - shift)
+    shift = factor * (tl.where(peak_next == float("-inf"), 0.0, peak_next) if MAYBE_EMPTY else peak_next)
+    weights = tl.exp2(scores * factor - shift[:, None])
+    rescale = tl.exp2(peak * factor - shift)
     total = total * rescale + tl.sum(weights, 1)
     out = tl.dot(weights.to(v.dtype), v, out * rescale[:, None], input_precision="ieee")
     return peak_next, total, out

@@ -24,23 +24,29 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import DecodeWork, plan_decode_work
-from segue_kernels.attention_tiles import load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.attention_tiles import exponent_factor, load_tile, score_tile, softmax_step, tile_places
 from segue_kernels.programmatic_launch import launch_options
+
+PACKED_MAX = 128
+"""Query heads of a kv-head times queries of a row: more would not fit the registers of one tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """Launch shape of the split kernel. `tile` tokens are read at a time; stages count the page-id load."""
+    """Launch shape of the split kernel: `tile` tokens are read at a time, stages count the page-id load, and the last
+    two are arguments of `plan_decode_work`."""
 
     tile: int
     num_warps: int
     num_stages: int
+    programs_per_sm: int = 12
+    chunk_one_wave_max: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """One step's decode work for all layers that share `window`. Rows with more than `queries_max` queries, or none,
-    are left alone. partial float32 [items, heads * queries_max, dim], lse float32 [items, heads * queries_max]."""
+    """One step's decode work for all layers that share `window`. partial float32 [items, heads * queries_max, dim],
+    lse float32 [items, heads * queries_max]."""
 
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
@@ -63,8 +69,6 @@ def decode_attention_kernel(
     lse,
     items,
     block_tables,
-    seq_lens,
-    query_starts,
     scale,
     soft_cap,
     window,
@@ -95,17 +99,17 @@ def decode_attention_kernel(
     kv_head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     item = tl.program_id(1)
-    row = tl.load(items + item * 4)
-    begin = tl.load(items + item * 4 + 1)
-    end = tl.load(items + item * 4 + 2)
-    splits = tl.load(items + item * 4 + 3)
+    row = tl.load(items + item * 8)
+    begin = tl.load(items + item * 8 + 1)
+    end = tl.load(items + item * 8 + 2)
+    splits = tl.load(items + item * 8 + 3)
+    length = tl.load(items + item * 8 + 4)
+    query_first = tl.load(items + item * 8 + 5)
+    queries = tl.load(items + item * 8 + 6)
     if PDL:
         tl_cuda.gdc_wait()
     if row < 0:
         return
-    length = tl.load(seq_lens + row)
-    query_first = tl.load(query_starts + row)
-    queries = tl.load(query_starts + row + 1) - query_first
 
     packed = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM_BLOCK)
@@ -120,6 +124,7 @@ def decode_attention_kernel(
     if UPCAST:
         q_tile = q_tile.to(tl.float32)
 
+    factor = exponent_factor(scale, HAS_CAP)
     keys = kv + kv_head * stride_head
     values = keys + stride_kind
     table = block_tables + row.to(tl.int64) * stride_table
@@ -136,9 +141,11 @@ def decode_attention_kernel(
             visible = visible & (token > position[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
         v = load_tile(values, page_offset, within, start, end, HEAD_DIM, DIM_BLOCK, PAGE, TILE, True).to(q_tile.dtype)
-        peak, total, result = softmax_step(scores, peak, total, result, v, HAS_WINDOW or QUERIES_MAX > 1)
+        peak, total, result = softmax_step(scores, factor, peak, total, result, v, HAS_WINDOW or QUERIES_MAX > 1)
 
-    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
+    # A query that saw no key in this split has total 0 and peak -inf: its result is 0 with a log-sum-exp of -inf.
+    total = tl.where(total == 0.0, 1.0, total)
+    result = result / total[:, None]
     if HAS_SCALES:
         result = result * tl.load(kv_scales + kv_heads + kv_head)
     if splits == 1:
@@ -147,7 +154,7 @@ def decode_attention_kernel(
     else:
         slot = (item * kv_heads + kv_head) * (GROUP * QUERIES_MAX) + packed
         tl.store(partial + slot.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], result, mask=q_mask)
-        tl.store(lse + slot, peak + tl.log2(total), mask=query < queries)
+        tl.store(lse + slot, peak * factor + tl.log2(total), mask=query < queries)
 
 
 @triton.jit
@@ -204,9 +211,16 @@ def combine_splits_kernel(
     tl.store(out + offset + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-def decode_tiling(head_dim: int, kv_dtype: torch.dtype) -> DecodeTiling:
-    """Tiles of 16 KiB for K and for V: at D 128 in bf16, 64 tokens and 2 warps were the fastest of those measured."""
+def decode_tiling(head_dim: int, kv_dtype: torch.dtype, packed: int = 16) -> DecodeTiling:
+    """`packed`: query heads of a kv-head times queries of a row.
+
+    Few: the kernel is bound by memory, with tiles of 16 KiB for K and for V. Many: by the tensor cores, and splits cost
+    partial results, so that they are only as many as fill the GPU once.
+    """
     row_bytes = triton.next_power_of_2(head_dim) * kv_dtype.itemsize
+    if packed > 16:
+        warps = 4 if head_dim <= 128 else 8
+        return DecodeTiling(tile=32, num_warps=warps, num_stages=5, programs_per_sm=2, chunk_one_wave_max=1 << 30)
     tile = min(64, max(16, 16384 // row_bytes))
     return DecodeTiling(tile=tile, num_warps=2 if head_dim <= 128 else 4, num_stages=5)
 
@@ -220,27 +234,31 @@ def plan_decode(
     kv_heads: int,
     head_dim: int,
     kv_dtype: torch.dtype,
+    queries_above: int = 0,
     queries_max: int = 1,
     window: int | None = None,
     tiling: DecodeTiling | None = None,
-    programs_per_sm: int | None = None,
 ) -> DecodePlan:
-    """Work list and buffers for one step; only launches work on the device, so it may be captured in a graph.
+    """Work list and buffers for one step, for the rows with queries_above < queries <= queries_max; others are left
+    alone. Only launches work on the device, so it may be captured in a graph.
 
     block_tables int32 [rows, blocks_max], seq_lens int32 [rows], query_starts int32 [rows + 1]. The tensors are kept:
     a replay of the captured plan reads their values of that time. ValueError when the packed queries exceed a tile.
     """
-    if heads // kv_heads * queries_max > 128:
-        raise ValueError(f"{heads // kv_heads} heads per kv-head x {queries_max} queries exceed 128 rows of one tile")
-    tiling = tiling or decode_tiling(head_dim, kv_dtype)
+    packed = heads // kv_heads * queries_max
+    if packed > PACKED_MAX:
+        raise ValueError(f"{heads // kv_heads} heads per kv-head x {queries_max} queries exceed one tile: {PACKED_MAX}")
+    tiling = tiling or decode_tiling(head_dim, kv_dtype, packed)
     work = plan_decode_work(
         seq_lens,
         query_starts,
         kv_heads=kv_heads,
         tile=tiling.tile,
+        queries_above=queries_above,
         queries_max=queries_max,
         window=window,
-        **({} if programs_per_sm is None else {"programs_per_sm": programs_per_sm}),
+        programs_per_sm=tiling.programs_per_sm,
+        chunk_one_wave_max=tiling.chunk_one_wave_max,
     )
     slots, device = work.items.shape[0], seq_lens.device
     return DecodePlan(
@@ -286,8 +304,6 @@ def decode_attention(
         plan.lse,
         plan.work.items,
         plan.block_tables,
-        plan.seq_lens,
-        plan.query_starts,
         scale,
         soft_cap or 0.0,
         plan.window or 0,
@@ -328,7 +344,8 @@ def decode_attention(
         QUERIES_MAX=plan.queries_max,
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
-        SPLITS_BLOCK=16,
+        # Few rows are cut into many splits, and each pass over them costs a memory latency.
+        SPLITS_BLOCK=16 if plan.seq_lens.shape[0] > 16 else 64,
         PDL=pdl,
         num_warps=4,
         **launch_options(pdl),

@@ -17,7 +17,7 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import plan_prefill_work
-from segue_kernels.attention_tiles import load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.attention_tiles import exponent_factor, load_tile, score_tile, softmax_step, tile_places
 from segue_kernels.programmatic_launch import launch_options
 
 QUERIES_UNBOUNDED = 2**31 - 1
@@ -69,6 +69,7 @@ def _walk(
     HAS_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    factor = exponent_factor(scale, HAS_CAP)
     for start in range(begin, stop, TILE):
         page_offset, within = tile_places(table, start, limit, stride_page, STRIDE_TOKEN, PAGE, TILE)
         k = load_tile(keys, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(q_tile.dtype)
@@ -82,7 +83,7 @@ def _walk(
         v = load_tile(values, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(
             q_tile.dtype
         )
-        peak, total, result = softmax_step(scores, peak, total, result, v.to(q_tile.dtype), HAS_WINDOW)
+        peak, total, result = softmax_step(scores, factor, peak, total, result, v.to(q_tile.dtype), HAS_WINDOW)
     return peak, total, result
 
 

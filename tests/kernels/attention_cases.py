@@ -79,8 +79,6 @@ def attention_signature(
         **(extra or {}),
         "items": "*i32",
         "block_tables": "*i32",
-        "seq_lens": "*i32",
-        "query_starts": "*i32",
         "scale": "fp32",
         "soft_cap": "fp32",
         "window": "i32",

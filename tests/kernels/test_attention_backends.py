@@ -11,7 +11,7 @@ from segue_kernels.attention_reference import paged_attention_reference
 
 from engine.attention.base import AttentionBatch, AttentionShape
 from engine.attention.cudnn_backend import CudnnBackend, eager_attend, long_chunks, piece_lengths
-from engine.attention.triton_backend import TritonBackend
+from engine.attention.triton_backend import TritonBackend, slice_counts
 
 
 def batch_of(case: PagedCase, *, on_host: bool, decode_only: bool = False) -> AttentionBatch:
@@ -66,6 +66,31 @@ def test_rows_of_any_length_share_a_step(queries: list[int], on_host: bool, devi
     for layer, window in enumerate([None, 20]):
         out = backend.forward(plan, layer, case.q, case.kv_pages, scale=0.2, window=window, soft_cap=None)
         assert relative_error(out, reference(case, layer, window)) < 2e-6
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_short_chunk_on_a_long_prefix_is_sliced_over_the_device(window: int | None, device: torch.device) -> None:
+    case = paged_case(
+        [300, 40, 90], [75, 2, 30], heads=2, kv_heads=1, dim=64, block=16, dtype=torch.bfloat16, device=device
+    )
+    backend = TritonBackend(shape_of(case))
+    plan = backend.plan(batch_of(case, on_host=True))
+    assert plan.slices is not None and plan.prefill is None
+    out = backend.forward(plan, 1, case.q, case.kv_pages, scale=0.2, window=window, soft_cap=None)
+    assert relative_error(out, reference(case, 1, window)) < 1e-2
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=5), st.sampled_from([(1, 8), (4, 32), (16, 128)]))
+def test_slices_are_even_and_never_pass_for_short_rows(counts: list[int], sizes: tuple[int, int]) -> None:
+    short, slice_max = sizes
+    slices = slice_counts(counts, short, slice_max, 512)
+    assert [sum(parts) for parts in slices] == counts
+    for count, parts in zip(counts, slices, strict=True):
+        if short < count < 512:
+            assert all(short < part <= slice_max for part in parts)
+            assert max(parts) - min(parts) <= 1
+        else:
+            assert parts == [count]
 
 
 def test_decode_only_batch_with_a_soft_cap(device: torch.device) -> None:

@@ -143,9 +143,11 @@ def test_work_list_covers_every_visible_token_once(
         torch.arange(len(lengths) + 1, dtype=torch.int32, device=device),
         kv_heads=2,
         tile=tile,
+        queries_above=0,
         queries_max=1,
         window=window,
         programs_per_sm=programs_per_sm,
+        chunk_one_wave_max=256,
     )
     items, rows = work.items.tolist(), work.rows.tolist()
     used = [item for item in items if item[0] >= 0]
@@ -157,7 +159,7 @@ def test_work_list_covers_every_visible_token_once(
         if length == 0:
             assert splits == 0
             continue
-        assert all(item[3] == splits and item[1] < item[2] for item in mine)
+        assert all(item[3:7] == [splits, length, row, 1] and item[1] < item[2] for item in mine)
         assert mine[0][1] == (0 if window is None else max(0, length - window) // tile * tile)
         assert [item[1] for item in mine[1:]] == [item[2] for item in mine[:-1]]
         assert mine[-1][2] == length
@@ -166,7 +168,7 @@ def test_work_list_covers_every_visible_token_once(
 
 def test_too_many_packed_queries_are_refused(device: torch.device) -> None:
     one = torch.ones(1, dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="exceed 128"):
+    with pytest.raises(ValueError, match="exceed one tile: 128"):
         plan_decode(
             one[None], one, torch.arange(2, device=device), heads=32, kv_heads=1, head_dim=64,
             kv_dtype=torch.float32, queries_max=5,

@@ -174,7 +174,7 @@ def test_compiles(arch: int, kv_type: str, dim: int, max_query: int, spill_bytes
     """128 queries x 128 dims on 4 warps keep 224 registers of tiles: addresses spill, and 8 warps are slower still."""
     q_type = "fp32" if kv_type == "fp32" else "bf16"
     tiling = prefill_tiling(dim, {"fp32": torch.float32, "bf16": torch.bfloat16}[q_type], max_query)
-    signature, aligned = attention_signature(kv_type, q_type=q_type)
+    signature, aligned = attention_signature(kv_type, q_type=q_type, extra={"seq_lens": "*i32", "query_starts": "*i32"})
     report = compile_kernel(
         "segue_kernels.prefill_attention",
         "prefill_attention_kernel",
