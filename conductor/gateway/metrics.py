@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from conductor.gateway.session_events import End, SessionSpec, Summary
+from conductor.gateway.token_metrics import TokenMetrics
 from conductor.ports import ClusterView
 from segue.errors import Overloaded, RequestError
 
@@ -26,7 +27,8 @@ PAGE_STATES = ("free", "active", "cached", "held", "quarantined")
 
 class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._generated_by_model: dict[str, tuple[Counter, Histogram]] = {}
+        self.tokens = TokenMetrics(ITL_BUCKETS)
+        registry.register(self.tokens)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"segue:{name}", text, ["model_name"], buckets=buckets, registry=registry)
@@ -35,14 +37,12 @@ class RequestMetrics:
             return Counter(f"segue:{name}", text, labels, registry=registry)
 
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS)
-        self.itl = histogram("inter_token_latency_seconds", "Between tokens of a stream.", ITL_BUCKETS)
         self.tpot = histogram("time_per_output_token_seconds", "Mean over a request after its first.", ITL_BUCKETS)
         self.e2e = histogram("e2e_request_latency_seconds", "Arrival to the end.", E2E_BUCKETS)
         self.queue = histogram("request_queue_time_seconds", "Waiting at the prefill instance.", E2E_BUCKETS)
         self.prompt_size = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self.output_size = histogram("request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests with a first token.", "model_name")
-        self.generation_tokens = counter("generation_tokens", "Tokens handed to clients.", "model_name")
         self.cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in prefix caches.", "model_name")
         self.cache_hits = counter("prefix_cache_hits", "Prompt tokens whose K/V was reused.", "model_name")
         self.success = counter("request_success", "Ended well, by reason.", "model_name", "finished_reason")
@@ -51,17 +51,6 @@ class RequestMetrics:
             "request_errors", "Calls answered with an error; 429s name a resource.", "code", "resource"
         )
         self.replans = counter("request_replans", "Attempts after the first.", "model_name")
-
-    def tokens_emitted(self, spec: SessionSpec, tokens: int, now_us: int, before_us: int) -> None:
-        """`before_us` is when the stream's previous tokens came; 0 for the first."""
-        children = self._generated_by_model.get(spec.model)
-        if children is None:
-            children = (self.generation_tokens.labels(spec.model), self.itl.labels(spec.model))
-            self._generated_by_model[spec.model] = children
-        children[0].inc(tokens)
-        if before_us:
-            for _ in range(tokens):
-                children[1].observe((now_us - before_us) / 1e6 / tokens)
 
     def request_ended(self, spec: SessionSpec, summary: Summary, end: End) -> None:
         model = spec.model

@@ -145,7 +145,8 @@ class RequestTable:
         for decision in live.session.step(now_us, events):
             match decision:
                 case Emit():
-                    self._metrics.tokens_emitted(live.session.spec, len(decision.token_ids), now_us, live.emitted_us)
+                    since_us = now_us - live.emitted_us if live.emitted_us else None
+                    self._metrics.tokens.emitted(live.session.spec.model, len(decision.token_ids), since_us)
                     live.emitted_us = now_us
                     live.put(decision)
                     live.wake.set()
