@@ -1,0 +1,125 @@
+"""The directory in Redis, shared by several Conductors and kept over their restarts.
+
+Keys: `<cluster>:member:<name>` (value, PX), `<cluster>:lease:<name>` ("<token> <holder>", PX), `<cluster>:token:<name>`
+(a counter that is never deleted: fencing tokens must not start over). Compare-and-set is WATCH / MULTI, which needs no
+scripting; a lease is contended rarely, by a handful of Conductors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+
+from kvstore.directory import DirectoryUnavailable, Lease
+
+SCAN_COUNT = 512
+TRANSACTION_TRIES_MAX = 8
+"""Lost races in a row before the directory counts as unavailable: with a handful of contenders somebody is spinning."""
+
+
+class RedisDirectory:
+    """`redis` answers bytes (decode_responses off) and belongs to the caller. `cluster` keeps clusters apart."""
+
+    def __init__(self, redis: Redis, cluster: str) -> None:
+        self._redis = redis
+        self._cluster = cluster
+
+    async def announce(self, name: str, value: bytes, lease_ms: int) -> None:
+        _positive(lease_ms)
+        async with _reachable():
+            await self._redis.set(self._key("member", name), value, px=lease_ms)
+
+    async def withdraw(self, name: str) -> None:
+        async with _reachable():
+            await self._redis.delete(self._key("member", name))
+
+    async def members(self, prefix: str = "") -> dict[str, bytes]:
+        root = self._key("member", "")
+        async with _reachable():
+            pattern = _escape(root + prefix) + "*"
+            keys = sorted({key async for key in self._redis.scan_iter(match=pattern, count=SCAN_COUNT)})
+            values = await self._redis.mget(keys) if keys else []
+        found = zip(keys, values, strict=True)
+        return {key.decode().removeprefix(root): value for key, value in found if isinstance(value, bytes)}
+
+    async def acquire(self, name: str, holder: str, lease_ms: int) -> Lease | None:
+        _positive(lease_ms)
+        key = self._key("lease", name)
+        async with _reachable():
+            for _ in range(TRANSACTION_TRIES_MAX):
+                async with self._redis.pipeline() as pipe:
+                    await pipe.watch(key)
+                    held = _lease(name, await pipe.get(key))
+                    if held is not None and held.holder != holder:
+                        return None
+                    token = held.token if held else int(await self._redis.incr(self._key("token", name)))
+                    lease = Lease(name=name, holder=holder, token=token)
+                    pipe.multi()  # type: ignore[no-untyped-call]
+                    pipe.set(key, _text(lease), px=lease_ms)
+                    if await _executed(pipe):
+                        return lease
+        raise DirectoryUnavailable(f"lease {name} changed hands {TRANSACTION_TRIES_MAX} times in a row")
+
+    async def renew(self, lease: Lease, lease_ms: int) -> bool:
+        _positive(lease_ms)
+        key = self._key("lease", lease.name)
+        async with _reachable(), self._redis.pipeline() as pipe:
+            await pipe.watch(key)
+            if _lease(lease.name, await pipe.get(key)) != lease:
+                return False
+            pipe.multi()  # type: ignore[no-untyped-call]
+            pipe.pexpire(key, lease_ms)
+            return await _executed(pipe)
+
+    async def release(self, lease: Lease) -> None:
+        key = self._key("lease", lease.name)
+        async with _reachable(), self._redis.pipeline() as pipe:
+            await pipe.watch(key)
+            if _lease(lease.name, await pipe.get(key)) == lease:
+                pipe.multi()  # type: ignore[no-untyped-call]
+                pipe.delete(key)
+                await _executed(pipe)
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._cluster}:{kind}:{name}"
+
+
+@asynccontextmanager
+async def _reachable() -> AsyncIterator[None]:
+    try:
+        yield
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        raise DirectoryUnavailable(f"redis: {error}") from error
+
+
+async def _executed(pipe: Pipeline) -> bool:
+    """False when a watched key changed: nothing was done."""
+    try:
+        await pipe.execute()
+    except exceptions.WatchError:
+        return False
+    return True
+
+
+def _text(lease: Lease) -> str:
+    return f"{lease.token} {lease.holder}"
+
+
+def _lease(name: str, text: bytes | str | None) -> Lease | None:
+    if text is None:
+        return None
+    token, _, holder = (text.decode() if isinstance(text, bytes) else text).partition(" ")
+    return Lease(name=name, holder=holder, token=int(token))
+
+
+def _escape(pattern: str) -> str:
+    return "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in pattern)
+
+
+def _positive(lease_ms: int) -> None:
+    if lease_ms <= 0:
+        raise ValueError(f"lease_ms is {lease_ms}, must be positive")
