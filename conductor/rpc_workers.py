@@ -148,6 +148,9 @@ class WorkerControlService:
         except ProtocolBroken as error:
             log.warning("refused a worker: %s", error)
             session.refuse(str(error))
+        except Exception:
+            log.exception("the stream of a worker failed")
+            session.close("the Conductor failed on its control stream")
 
     async def _introduce(self, session: Session, messages: AsyncIterator[worker_pb2.WorkerMessage]) -> InstanceManifest:
         """The first message, answered, and the card if it is needed. Raises ProtocolBroken when refused."""
