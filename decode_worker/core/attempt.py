@@ -7,13 +7,12 @@ import struct
 from segue.batch_planner import Reservation
 from segue.block_hash import block_hashes
 from segue.handoff import DecodeState, decode_handoff
-from segue.handoff_messages import Grant, PrefillDone
 from segue.ids import AttemptRef, InstanceRef
 from segue.worker_messages import Assign
 
 
 class DecodeAttempt:
-    """Mutable record, changed by the core alone. `blocks_landed` holds block numbers that P has reported."""
+    """Mutable record, changed by the core alone."""
 
     __slots__ = (
         "arrived_us",
@@ -21,9 +20,7 @@ class DecodeAttempt:
         "assign",
         "conductor",
         "deadline_us",
-        "done",
         "ended_reason",
-        "grant",
         "handoff",
         "hashes",
         "lease_until_us",
@@ -33,6 +30,7 @@ class DecodeAttempt:
         "seq",
         "tokens",
         "tokens_generated",
+        "was_handed_over",
     )
 
     def __init__(self, assign: Assign, conductor: str, seq: int, block_size: int, now_us: int, lease_us: int) -> None:
@@ -50,11 +48,11 @@ class DecodeAttempt:
         """When P first asked for pages."""
         self.said_us = now_us
         self.reservation: Reservation | None = None
-        self.grant: Grant | None = None
-        self.done: PrefillDone | None = None
         self.position = len(self.tokens)
         """Where the next token to be emitted stands."""
         self.tokens_generated = 0
+        self.was_handed_over = False
+        """Whether P computed the prompt (else D did)."""
         self.ended_reason = ""
 
     @property

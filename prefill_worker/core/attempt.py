@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 
+from segue.batch_planner import SeqUpdate
 from segue.handoff import PrefillState, prefill_handoff
 from segue.ids import AttemptRef, InstanceRef
 from segue.plan import TokenLogprobs
-from segue.worker_messages import Assign, Peer
+from segue.worker_messages import Assign, Peer, TokenDelta
 
 
 class PrefillAttempt:
@@ -40,6 +41,7 @@ class PrefillAttempt:
         "target",
         "tokens",
         "tokens_computed",
+        "tokens_generated",
     )
 
     def __init__(self, assign: Assign, target: Peer, conductor: str, seq: int, now_us: int) -> None:
@@ -65,6 +67,7 @@ class PrefillAttempt:
         """Outstanding op -> (first block, source pages), in block order."""
         self.first_token: int | None = None
         self.logprobs: TokenLogprobs | None = None
+        self.tokens_generated = 0
         self.finish = ""
         self.ended_reason = ""
 
@@ -92,3 +95,21 @@ class PrefillAttempt:
         if self.tokens_left == 0 and self.first_token is not None:
             return self.blocks_total(block_size)
         return self.tokens_computed // block_size
+
+
+def first_delta(attempt: PrefillAttempt, update: SeqUpdate, now_us: int) -> TokenDelta:
+    """The first token (or the failure instead of it), with how long it waited and how long it was computed."""
+    started_us = now_us if attempt.started_us is None else attempt.started_us
+    return TokenDelta(
+        request_id=attempt.key.request_id,
+        attempt=attempt.key.attempt,
+        position=len(attempt.tokens),
+        token_ids=update.tokens,
+        logprobs=update.logprobs,
+        finish=update.finish,
+        error=update.error,
+        tokens_cached=update.tokens_cached,
+        from_prefill=True,
+        queue_us=started_us - attempt.arrived_us,
+        compute_us=now_us - started_us,
+    )

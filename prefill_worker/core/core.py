@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prefill_worker.core.attempt import PrefillAttempt
+from prefill_worker.core.attempt import PrefillAttempt, first_delta
 from prefill_worker.core.sending import PageSender
 from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, SeqUpdate
@@ -24,30 +24,10 @@ from segue.errors import RequestError
 from segue.handoff import PREFILL_FINAL, HandoffTiming, PrefillEvent, PrefillState, Tombstones
 from segue.handoff_links import PeerLinks
 from segue.ids import AttemptRef, InstanceRef
-from segue.worker_messages import Outcome, OutcomeKind, TokenDelta
-from worker_runtime.events import (
-    Assigned,
-    CancelRequested,
-    CoreLoad,
-    Decision,
-    Drain,
-    Event,
-    Fenced,
-    GatewayLost,
-    LinkReady,
-    LinkRefused,
-    OpenLink,
-    PagesMoved,
-    PeerGone,
-    PeerMessage,
-    PlanFinished,
-    PublishKv,
-    PushTokens,
-    Report,
-    RunPlan,
-    SendPeer,
-    Stopping,
-)
+from segue.worker_messages import OutcomeKind
+from worker_runtime import events as ev
+from worker_runtime.intake import Strangers, refusal_of
+from worker_runtime.outbox import Outbox
 
 UNANSWERED_LEASES_MAX = 3
 """A grant request repeated for this many leases without any answer ends the attempt: D does not know it."""
@@ -66,30 +46,30 @@ class PrefillCore:
         self._pool = pool
         self._timing = timing
         self._tokens_chunk = tokens_chunk
+        self._out = Outbox(ref)
         self._attempts: dict[AttemptRef, PrefillAttempt] = {}
         self._by_seq: dict[int, PrefillAttempt] = {}
         self._sender = PageSender(pool)
         self._links = PeerLinks(timing)
         self._tombstones = Tombstones(timing.lease_us)
+        self._strangers = Strangers(ref, self._tombstones, self._out)
         self._draining = False
         self._next_id = 1
         self._now_us = 0
-        self._out: list[Decision] = []
         self.stale: Counter[str] = Counter()
         """Messages that no longer mean anything, by kind: answered and counted, never an error."""
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Assigned: self._on_assigned,
-            CancelRequested: self._on_cancel,
-            PeerMessage: self._on_peer_message,
-            LinkReady: self._on_link_ready,
-            LinkRefused: self._on_link_refused,
-            PeerGone: self._on_peer_gone,
-            PlanFinished: self._on_plan_finished,
-            PagesMoved: self._on_pages_moved,
-            Fenced: self._on_fenced,
-            GatewayLost: self._on_gateway_lost,
-            Drain: self._on_drain,
-            Stopping: self._on_stopping,
+            ev.Assigned: self._on_assigned,
+            ev.CancelRequested: self._on_cancel,
+            ev.PeerMessage: self._on_peer_message,
+            ev.LinkReady: self._on_link_ready,
+            ev.LinkRefused: self._on_link_refused,
+            ev.PeerGone: self._on_peer_gone,
+            ev.PlanFinished: self._on_plan_finished,
+            ev.PagesMoved: self._on_pages_moved,
+            ev.GatewayLost: self._on_gateway_lost,
+            ev.Drain: self._on_drain,
+            ev.Stopping: self._on_stopping,
         }
         self._messages: dict[type, Callable[[PrefillAttempt, Any], None]] = {
             wire.Grant: self._on_grant,
@@ -97,33 +77,35 @@ class PrefillCore:
             wire.Refuse: self._on_refuse,
             wire.Complete: self._on_complete,
             wire.Abort: self._on_abort,
-            wire.AbortAck: self._on_abort_ack,
             wire.Stale: self._on_stale,
         }
 
     # -- the interface of every machine
 
-    def step(self, now_us: int, events: Sequence[Event]) -> list[Decision]:
+    def step(self, now_us: int, events: Sequence[ev.Event]) -> list[ev.Decision]:
         self._now_us = now_us
-        self._out = []
         for event in events:
-            self._handlers[type(event)](event)
+            handler = self._handlers.get(type(event))
+            if handler is None:
+                self.stale[type(event).__name__] += 1
+            else:
+                handler(event)
         self._run_timers()
         self._ask_for_grants()
         while (plan := self._planner.plan()) is not None:
-            self._out.append(RunPlan(plan))
+            self._out.add(ev.RunPlan(plan))
         if kv_events := self._pool.drain_events():
-            self._out.append(PublishKv(kv_events))
-        return self._out
+            self._out.add(ev.PublishKv(kv_events))
+        return self._out.take()
 
     def next_wakeup(self) -> int | None:
         """Leases are coarse: while anything is live, a look every repeat interval is enough."""
         return self._now_us + self._timing.repeat_us if self._attempts else None
 
-    def load(self) -> CoreLoad:
+    def load(self) -> ev.CoreLoad:
         counts = self._planner.counts()
         planned = [attempt for attempt in self._attempts.values() if attempt.state is PrefillState.PLANNED]
-        return CoreLoad(
+        return ev.CoreLoad(
             running=counts.running,
             waiting=counts.waiting + len(planned),
             tokens_queued=counts.tokens_queued + sum(len(attempt.tokens) for attempt in planned),
@@ -144,66 +126,56 @@ class PrefillCore:
 
     # -- assignments and cancels
 
-    def _on_assigned(self, event: Assigned) -> None:
+    def _on_assigned(self, event: ev.Assigned) -> None:
         assign = event.assign
         if assign.key in self._attempts:
             self.stale["assigned twice"] += 1
             return
-        refusal = self._refusal(event)
+        refusal = refusal_of(
+            event, self._tombstones, self._now_us, draining=self._draining, tokens_max=self._planner.tokens_max
+        )
         if refusal is not None or assign.decode is None:
             kind, reason = refusal or (OutcomeKind.REFUSED, "no decode instance named")
-            outcome = Outcome(request_id=assign.request_id, attempt=assign.attempt, kind=kind, reason=reason)
-            self._out.append(Report(event.conductor, outcome))
+            self._out.turn_down(event, kind, reason)
             return
         attempt = PrefillAttempt(assign, assign.decode, event.conductor, self._take_id(), self._now_us)
         self._attempts[attempt.key] = attempt
         self._by_seq[attempt.seq] = attempt
         if attempt.peer not in self._links:
             self._links.open(attempt.peer, self._now_us)
-            self._out.append(OpenLink(attempt.target))
+            self._out.add(ev.OpenLink(attempt.target))
 
-    def _refusal(self, event: Assigned) -> tuple[OutcomeKind, str] | None:
-        reason = self._tombstones.reason(event.assign.key, self._now_us)
-        if reason is not None:
-            return OutcomeKind.CANCELLED, reason
-        if self._draining:
-            return OutcomeKind.REFUSED, "draining"
-        tokens = len(event.assign.token_ids) // 4
-        if not 0 < tokens < self._planner.tokens_max:
-            return OutcomeKind.REFUSED, f"{tokens} tokens, this instance takes 1 to {self._planner.tokens_max - 1}"
-        return None
-
-    def _on_cancel(self, event: CancelRequested) -> None:
+    def _on_cancel(self, event: ev.CancelRequested) -> None:
         self._tombstones.bury(event.key, event.reason, self._now_us)
         for attempt in list(self._attempts.values()):
             same_request = attempt.key.request_id == event.key.request_id
             if same_request and event.key.attempt in (0, attempt.key.attempt):
                 self._stop(attempt, OutcomeKind.CANCELLED, event.reason)
 
-    def _on_gateway_lost(self, event: GatewayLost) -> None:
+    def _on_gateway_lost(self, event: ev.GatewayLost) -> None:
         for attempt in list(self._attempts.values()):
             if attempt.assign.gateway == event.gateway:
                 self._stop(attempt, OutcomeKind.CANCELLED, "gateway lost")
 
-    def _on_drain(self, _: Drain) -> None:
+    def _on_drain(self, _: ev.Drain) -> None:
         self._draining = True
 
-    def _on_stopping(self, event: Stopping) -> None:
+    def _on_stopping(self, event: ev.Stopping) -> None:
         self._draining = True
         for attempt in list(self._attempts.values()):
             self._stop(attempt, OutcomeKind.FAILED, event.reason)
 
     # -- links
 
-    def _on_link_ready(self, event: LinkReady) -> None:
+    def _on_link_ready(self, event: ev.LinkReady) -> None:
         self._links.mark_ready(event.peer, self._now_us)
 
-    def _on_link_refused(self, event: LinkRefused) -> None:
+    def _on_link_refused(self, event: ev.LinkRefused) -> None:
         self._links.close(event.peer)
         for attempt in self._of_peer(event.peer):
             self._stop(attempt, OutcomeKind.REFUSED, event.reason)
 
-    def _on_peer_gone(self, event: PeerGone) -> None:
+    def _on_peer_gone(self, event: ev.PeerGone) -> None:
         self._links.close(event.peer)
         for attempt in self._of_peer(event.peer):
             self._stop(attempt, OutcomeKind.FAILED, "decode instance is gone")
@@ -213,30 +185,19 @@ class PrefillCore:
 
     # -- messages of D
 
-    def _on_peer_message(self, event: PeerMessage) -> None:
+    def _on_peer_message(self, event: ev.PeerMessage) -> None:
         message = event.message
         self._links.heard(message.source, self._now_us)
         if isinstance(message, wire.Heartbeat):
             return
         attempt = self._attempts.get(message.key)
         handler = self._messages.get(type(message))
-        wrong_end = message.target != self.ref or (attempt is not None and message.source != attempt.peer)
-        if attempt is None or handler is None or wrong_end:
-            self._answer_stale(message, known=attempt is not None)
+        if attempt is None or handler is None or message.source != attempt.peer or message.target != self.ref:
+            self.stale[type(message).__name__] += 1
+            known = attempt is not None
+            self._strangers.answer(message, self._now_us, known=known, expected=(wire.Grant,))
         else:
             handler(attempt, message)
-
-    def _answer_stale(self, message: wire.AttemptMessage, *, known: bool) -> None:
-        """Nothing of this attempt is left here (or never was), so it is safe to say that nothing will be written."""
-        self.stale[type(message).__name__] += 1
-        end = (message.request_id, message.attempt, self.ref, message.source)
-        if message.target != self.ref:
-            self._out.append(SendPeer(wire.Stale(*end, f"{message.target} is gone, this is {self.ref}")))
-        elif isinstance(message, wire.Abort) and not known:
-            self._tombstones.bury(message.key, message.reason, self._now_us)
-            self._out.append(SendPeer(wire.AbortAck(*end)))
-        elif isinstance(message, wire.Grant) and not known:
-            self._out.append(SendPeer(wire.Stale(*end, "unknown attempt")))
 
     def _on_grant(self, attempt: PrefillAttempt, message: wire.Grant) -> None:
         if attempt.state is not PrefillState.PLANNED:
@@ -260,7 +221,7 @@ class PrefillCore:
         except RequestError as error:
             self._stop(attempt, OutcomeKind.REFUSED, error.message)
             return
-        self._report(attempt, OutcomeKind.PREFILL_STARTED)
+        self._out.report(attempt, OutcomeKind.PREFILL_STARTED)
 
     def _on_empty(self, attempt: PrefillAttempt, _: wire.Empty) -> None:
         if attempt.state is PrefillState.PLANNED:
@@ -268,7 +229,7 @@ class PrefillCore:
 
     def _on_refuse(self, attempt: PrefillAttempt, message: wire.Refuse) -> None:
         if attempt.state is PrefillState.PLANNED:
-            self._report(attempt, OutcomeKind.REFUSED, message.reason)
+            self._out.report(attempt, OutcomeKind.REFUSED, message.reason)
             self._end(attempt, PrefillEvent.LET_GO, message.reason)
 
     def _on_complete(self, attempt: PrefillAttempt, _: wire.Complete) -> None:
@@ -279,9 +240,6 @@ class PrefillCore:
         self._tombstones.bury(attempt.key, message.reason, self._now_us)
         self._stop(attempt, OutcomeKind.FAILED, message.reason)
 
-    def _on_abort_ack(self, attempt: PrefillAttempt, _: wire.AbortAck) -> None:
-        self.stale["AbortAck"] += 1
-
     def _on_stale(self, attempt: PrefillAttempt, message: wire.Stale) -> None:
         if attempt.state is PrefillState.SENT:
             self._end(attempt, PrefillEvent.ACKNOWLEDGED, message.reason)
@@ -290,7 +248,7 @@ class PrefillCore:
 
     # -- computing and sending
 
-    def _on_plan_finished(self, event: PlanFinished) -> None:
+    def _on_plan_finished(self, event: ev.PlanFinished) -> None:
         for update in self._planner.finished(event.result):
             attempt = self._by_seq.get(update.seq)
             if attempt is None or attempt.state not in (PrefillState.COMPUTING, PrefillState.SENDING):
@@ -313,22 +271,9 @@ class PrefillCore:
         self._settle(attempt)
 
     def _emit(self, attempt: PrefillAttempt, update: SeqUpdate) -> None:
-        started_us = attempt.started_us or self._now_us
-        delta = TokenDelta(
-            request_id=attempt.key.request_id,
-            attempt=attempt.key.attempt,
-            position=len(attempt.tokens),
-            token_ids=update.tokens,
-            logprobs=update.logprobs,
-            finish=update.finish,
-            error=update.error,
-            tokens_cached=update.tokens_cached,
-            from_prefill=True,
-            queue_us=started_us - attempt.arrived_us,
-            compute_us=self._now_us - started_us,
-        )
-        self._out.append(PushTokens(attempt.assign.gateway, [delta]))
-        self._report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
+        delta = first_delta(attempt, update, self._now_us)
+        self._out.add(ev.PushTokens(attempt.assign.gateway, [delta]))
+        self._out.report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
 
     def _send_ready_pages(self, attempt: PrefillAttempt) -> None:
         ready = attempt.blocks_ready(self._pool.block_size)
@@ -336,16 +281,16 @@ class PrefillCore:
             return
         if attempt.state is PrefillState.COMPUTING:
             attempt.handoff.advance(PrefillEvent.FIRST_PAGES)
-        self._out.append(self._sender.hand_over(attempt, self._planner.pages(attempt.seq), ready))
+        self._out.add(self._sender.hand_over(attempt, self._planner.pages(attempt.seq), ready))
 
-    def _on_pages_moved(self, event: PagesMoved) -> None:
+    def _on_pages_moved(self, event: ev.PagesMoved) -> None:
         finished = self._sender.finish(event)
         if finished is None:
             self.stale["PagesMoved"] += 1
             return
         attempt, first, count = finished
         if attempt.blocks_failed is None and attempt.state is PrefillState.SENDING:
-            self._say(attempt, wire.PagesSent, first, count)
+            self._out.say(attempt, wire.PagesSent, first, count)
         self._settle(attempt)
 
     def _settle(self, attempt: PrefillAttempt) -> None:
@@ -353,11 +298,11 @@ class PrefillCore:
         if attempt.moves:
             return
         if attempt.state in (PrefillState.ABORTING, PrefillState.QUARANTINED):
-            self._say(attempt, wire.Abort, attempt.ended_reason)
+            self._out.say(attempt, wire.Abort, attempt.ended_reason)
             self._end(attempt, PrefillEvent.FENCED, attempt.ended_reason)
         elif attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING) and attempt.finish:
-            self._say(attempt, wire.DoneAtP, attempt.finish)
-            self._report(attempt, OutcomeKind.DONE_AT_P)
+            self._out.say(attempt, wire.DoneAtP, attempt.finish)
+            self._out.report(attempt, OutcomeKind.DONE_AT_P)
             self._end(attempt, PrefillEvent.LET_GO, "done at prefill")
         elif attempt.state is PrefillState.SENDING and attempt.first_token is not None:
             attempt.handoff.advance(PrefillEvent.ALL_MOVED)
@@ -369,7 +314,7 @@ class PrefillCore:
         attempt.said_us = self._now_us
         total = attempt.blocks_total(self._pool.block_size)
         valid = total if attempt.blocks_failed is None else attempt.blocks_failed
-        self._say(attempt, wire.PrefillDone, attempt.first_token, attempt.logprobs, total, valid)
+        self._out.say(attempt, wire.PrefillDone, attempt.first_token, attempt.logprobs, total, valid)
 
     # -- ends
 
@@ -381,7 +326,7 @@ class PrefillCore:
             self._planner.cancel(attempt.seq)
         attempt.handoff.advance(PrefillEvent.ABORT)
         attempt.ended_reason = reason
-        self._report(attempt, kind, reason)
+        self._out.report(attempt, kind, reason)
         self._out.extend(self._sender.cancel(attempt))
         self._settle(attempt)
 
@@ -419,7 +364,7 @@ class PrefillCore:
     def _beat(self) -> None:
         for peer in self._links.take_due_beats(self._now_us):
             live = [attempt.key for attempt in self._of_peer(peer)]
-            self._out.append(SendPeer(wire.Heartbeat(self.ref, peer, live)))
+            self._out.add(ev.SendPeer(wire.Heartbeat(self.ref, peer, live)))
 
     # -- asking
 
@@ -444,26 +389,9 @@ class PrefillCore:
 
     def _ask(self, attempt: PrefillAttempt) -> None:
         attempt.said_us = self._now_us
-        self._say(attempt, wire.GrantRequest)
+        self._out.say(attempt, wire.GrantRequest)
 
     # -- small things
-
-    def _on_fenced(self, _: Fenced) -> None:
-        self.stale["Fenced"] += 1
-
-    def _say(self, attempt: PrefillAttempt, kind: type[Any], *rest: object) -> None:
-        message = kind(attempt.key.request_id, attempt.key.attempt, self.ref, attempt.peer, *rest)
-        self._out.append(SendPeer(message))
-
-    def _report(self, attempt: PrefillAttempt, kind: OutcomeKind, reason: str = "", tokens_cached: int = 0) -> None:
-        outcome = Outcome(
-            request_id=attempt.key.request_id,
-            attempt=attempt.key.attempt,
-            kind=kind,
-            reason=reason,
-            tokens_cached=tokens_cached,
-        )
-        self._out.append(Report(attempt.conductor, outcome))
 
     def _take_id(self) -> int:
         self._next_id += 1

@@ -209,7 +209,8 @@ class Pair:
 
     def _write_page(self, source: int, target: int) -> None:
         assert isinstance(self.d.core, DecodeCore)
-        lent = [page for pages in self.d.core.lent_pages().values() for page in pages]
+        reservations = [attempt.reservation for attempt in self.d.core._attempts.values()]
+        lent = [page for reservation in reservations if reservation is not None for page in reservation.pages_new]
         assert target in lent, f"page {target} written, but it is not lent"
         size = BLOCK * SLOT_BYTES
         data = self.p.engine.buffer[source * size : (source + 1) * size]
