@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from cluster_process import ClusterProcess
-from grpc_client import generate
+from grpc_client import Generation, generate
 from tokenizers import Tokenizer
 from toy_model import worst_gap
 from transformers import AutoModelForCausalLM
@@ -61,9 +62,23 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(read_model(str(demo_model_path())).card.tokenizer_json)
 
 
-def check(cluster: ClusterProcess, reference: torch.nn.Module, tokenizer: Tokenizer, text: str) -> None:
-    prompt = tokenizer.encode(text, add_special_tokens=False).ids
-    result = generate(cluster.grpc, text, max_tokens=64)
+def generate_all(cluster: ClusterProcess, texts: tuple[str, ...]) -> dict[str, Generation]:
+    """All at once: batching changes no token, and the weights are read once for all."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return dict(zip(texts, pool.map(lambda text: generate(cluster.grpc, text, max_tokens=64), texts), strict=True))
+
+
+@pytest.fixture(scope="module")
+def few(demo_cluster: ClusterProcess) -> dict[str, Generation]:
+    return generate_all(demo_cluster, FEW)
+
+
+@pytest.fixture(scope="module")
+def rest(demo_cluster: ClusterProcess) -> dict[str, Generation]:
+    return generate_all(demo_cluster, REST)
+
+
+def check(result: Generation, reference: torch.nn.Module, prompt: list[int]) -> None:
     assert result.started is not None
     assert result.started.tokens_prompt == len(prompt)
     assert len(result.token_ids) == 64
@@ -72,17 +87,17 @@ def check(cluster: ClusterProcess, reference: torch.nn.Module, tokenizer: Tokeni
 
 @pytest.mark.parametrize("text", FEW)
 def test_greedy_equals_the_reference(
-    demo_cluster: ClusterProcess, reference: torch.nn.Module, tokenizer: Tokenizer, text: str
+    few: dict[str, Generation], reference: torch.nn.Module, tokenizer: Tokenizer, text: str
 ) -> None:
-    check(demo_cluster, reference, tokenizer, text)
+    check(few[text], reference, tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", REST)
 def test_greedy_equals_the_reference_on_more_prompts(
-    demo_cluster: ClusterProcess, reference: torch.nn.Module, tokenizer: Tokenizer, text: str
+    rest: dict[str, Generation], reference: torch.nn.Module, tokenizer: Tokenizer, text: str
 ) -> None:
-    check(demo_cluster, reference, tokenizer, text)
+    check(rest[text], reference, tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def test_demo_model_lies_where_make_serve_looks() -> None:
