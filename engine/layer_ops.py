@@ -8,8 +8,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from engine.rope import apply_rope
-
 
 class LayerOps(Protocol):
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,7 +31,8 @@ class LayerOps(Protocol):
         """Norm (where given) and rotate Q and K, write K and V into their pages; returns q [tokens, heads, dim].
 
         qkv [tokens, (heads + 2 kv_heads) * dim], may be overwritten; rope float32 [tokens, dim]: cosines, sines;
-        slots int64 [tokens]: page * block_size + offset.
+        slots int64 [tokens]: page * block_size + offset. One step passes the same `rope` and `slots` objects to all
+        its layers.
         """
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -41,10 +40,18 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """Plain torch, on any device."""
+    """Plain torch, on any device. Keeps what it derived from the last step's `rope` and `slots`."""
+
+    def __init__(self) -> None:
+        self._rotations: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._places: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed: torch.Tensor = (wide * scale).mul_(weight)
+        return normed.to(x.dtype)
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -63,21 +70,45 @@ class TorchOps:
         heads: int,
     ) -> torch.Tensor:
         kv_heads, block_size, head_dim = kv_pages.shape[3:]
-        by_head = qkv.view(qkv.shape[0], heads + 2 * kv_heads, head_dim)
+        by_head = qkv.view(-1, heads + 2 * kv_heads, head_dim)
         if qk_norms is not None:
             q_weight, k_weight, eps = qk_norms
             q, k = by_head[:, :heads], by_head[:, heads : heads + kv_heads]
             q.copy_(self.norm(q, q_weight, eps))
             k.copy_(self.norm(k, k_weight, eps))
-        cosines, sines = rope.unsqueeze(1).chunk(2, dim=-1)
-        apply_rope(by_head[:, : heads + kv_heads], cosines, sines)
-        stored = by_head[:, heads:].view(-1, 2, kv_heads, head_dim).to(kv_pages.dtype)
-        pages, offsets = slots // block_size, slots % block_size
-        kv_pages[:, layer].permute(0, 3, 1, 2, 4).index_put_((pages, offsets), stored)
-        return by_head[:, :heads]
+        cosines, sines = self._rotation(rope, heads + kv_heads, kv_heads)
+        swapped = by_head.view(*by_head.shape[:2], 2, -1).flip(-2).view(by_head.shape)
+        rotated = (by_head * cosines).addcmul_(swapped, sines).to(qkv.dtype)
+        stored = rotated[:, heads:].view(-1, 2, kv_heads, head_dim).to(kv_pages.dtype)
+        kv_pages[:, layer].permute(0, 3, 1, 2, 4).index_put_(self._pages_and_offsets(slots, block_size), stored)
+        return rotated[:, :heads]
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         if activation == "silu":
             return F.silu(gate).mul_(up)
         return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none").mul_(up)
+
+    def _rotation(self, rope: torch.Tensor, rotated: int, plain: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors [tokens, heads, dim] of x and of x with its halves swapped: 1 and 0 for V, so that one expression
+        serves all of qkv."""
+        for source, cosines, sines in self._rotations:
+            if source is rope:
+                return cosines, sines
+        cosine, sine = rope.unsqueeze(1).chunk(2, dim=-1)
+        cosines = _by_head(torch.cat((cosine, cosine), dim=-1), rotated, plain, 1.0)
+        sines = _by_head(torch.cat((-sine, sine), dim=-1), rotated, plain, 0.0)
+        self._rotations = [*self._rotations[-1:], (rope, cosines, sines)]
+        return cosines, sines
+
+    def _pages_and_offsets(self, slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._places is None or self._places[0] is not slots:
+            self._places = slots, (slots // block_size, slots % block_size)
+        return self._places[1]
+
+
+def _by_head(factors: torch.Tensor, rotated: int, plain: int, neutral: float) -> torch.Tensor:
+    """[tokens, 1, dim] for `rotated` heads, then `plain` heads of a neutral factor."""
+    tokens, _, dim = factors.shape
+    rest = factors.new_full((tokens, plain, dim), neutral)
+    return torch.cat((factors.expand(tokens, rotated, dim), rest), dim=1)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from engine.arch import ArchSpec
 from engine.attention.base import AttentionBackend, AttentionBatch
 from engine.layer_ops import LayerOps
+from engine.linear import linear
 from engine.parallel import Collectives, Mesh, NullCollectives, rank_shape
 from engine.parameters import LayerParameters, ModelParameters
 from engine.rope import rope_table
@@ -86,7 +87,7 @@ class DecoderModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: [rows, hidden] -> float32 [rows, vocab_rows]."""
         normed = self.ops.norm(hidden, self.parameters.final_norm, self.spec.norm_eps)
-        logits = F.linear(normed, self.parameters.lm_head).float()
+        logits = linear(normed, self.parameters.lm_head).float()
         cap = self.spec.logit_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -115,7 +116,7 @@ class DecoderModel:
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = (layer.q_norm, layer.k_norm, self.spec.norm_eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self.ops.rotate_and_store(qkv, ropes[kind.rope], norms, kv_pages, index, step.slots, self.heads)
         split, parts = step.prefill_tokens, []
         for backend, plan, queries in (
@@ -138,10 +139,10 @@ class DecoderModel:
         return self._reduced(attended.reshape(attended.shape[0], -1), layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerParameters, normed: torch.Tensor) -> torch.Tensor:
-        gate_up = F.linear(normed, layer.gate_up, layer.gate_up_bias)
+        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
         return self._reduced(self.ops.gated(gate_up, self.spec.activation), layer.down, layer.down_bias)
 
     def _reduced(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """A row-parallel linear layer: partial sums are completed over the group before the bias is added."""
-        out = self.collectives.all_reduce(F.linear(x, weight))
+        out = self.collectives.all_reduce(linear(x, weight))
         return out if bias is None else out.add_(bias)

@@ -57,13 +57,3 @@ def rope_table(spec: RopeSpec, head_dim: int, positions_max: int, device: torch.
     angles = torch.outer(torch.arange(positions_max, dtype=torch.float32), frequencies)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor
     return table.to(device)
-
-
-def apply_rope(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """Rotate x [tokens, heads, dim] in place. `cosines`, `sines`: [tokens, 1, dim / 2] float32."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    first_rotated = first * cosines - second * sines
-    second_rotated = second * cosines + first * sines
-    first.copy_(first_rotated)
-    second.copy_(second_rotated)
