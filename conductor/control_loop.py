@@ -1,14 +1,12 @@
 """The effects around the Conductor core: one task gathers what happened, calls `step` once, carries out the decisions.
 
 Everything runs on one event loop. Callers only append to the inbox, so a gateway may call `submit` and `finish` from
-inside of its own callbacks. A decision for an instance whose stream is already gone is dropped: its loss is in the
-inbox and ends the attempt.
+inside of its own callbacks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,17 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from conductor.core.decisions import (
-    AttemptFailed,
-    CancelAttempt,
-    Decision,
-    Drain,
-    HandoffComplete,
-    Reject,
-    Resync,
-    Route,
-    request_error,
-)
 from conductor.core.events import (
     DrainRequested,
     Event,
@@ -41,18 +28,16 @@ from conductor.core.events import (
     Tick,
 )
 from conductor.core.machine import ConductorCore
-from conductor.ports import ClusterView, GatewayPort, InstanceView, Placement, RoutedRequest, ServedModel
+from conductor.dispatch import Dispatcher, LiveRequest, WorkerLink
+from conductor.ports import ClusterView, GatewayPort, InstanceView, RoutedRequest, ServedModel
 from conductor.recording import Recorder
 from conductor.registry import Registry
 from segue.errors import DuplicateRequest, Overloaded
-from segue.ids import AttemptRef, InstanceRef
+from segue.ids import InstanceRef
 from segue.kv_events import KvEventBatch, PublishedMessage
 from segue.limits import LIVE_REQUESTS_MAX
 from segue.manifest import InstanceManifest
-from segue.worker_messages import Assign, Outcome, Peer
-from segue.worker_messages import CancelAttempt as CancelMessage
-
-log = logging.getLogger(__name__)
+from segue.worker_messages import Outcome
 
 EVENTS_PER_STEP_MAX = 1024
 """Bounds how long one step keeps the event loop."""
@@ -70,18 +55,6 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-class WorkerLink(Protocol):
-    """The control stream to one instance. Calls never block; one that cannot keep up closes its stream."""
-
-    def assign(self, assign: Assign) -> None: ...
-
-    def cancel(self, cancel: CancelMessage) -> None: ...
-
-    def resync(self, sequence_seen: int) -> None: ...
-
-    def drain(self) -> None: ...
-
-
 class EventSource(Protocol):
     """Where KV events and load reports come from (`kvstore.events_zmq.EventSubscriber`)."""
 
@@ -90,15 +63,6 @@ class EventSource(Protocol):
     def remove(self, address: str) -> None: ...
 
     async def receive(self) -> PublishedMessage: ...
-
-
-class _Live(msgspec.Struct):
-    """A request between submit and its end. `routed` is dropped once the workers have it."""
-
-    attempt: int
-    gateway: GatewayPort
-    routed: RoutedRequest | None
-    submitted_us: int
 
 
 class ControlLoop:
@@ -122,8 +86,9 @@ class ControlLoop:
         self._wake = asyncio.Event()
         self._kv_waiting = 0
         self._kv_room = asyncio.Event()
-        self._links: dict[InstanceRef, tuple[InstanceManifest, WorkerLink]] = {}
-        self._live: dict[str, _Live] = {}
+        self._manifests: dict[InstanceRef, InstanceManifest] = {}
+        self._dispatcher = Dispatcher(core.fleet, clock_us, self.finish)
+        self._live = self._dispatcher.live
         self._models: dict[str, ServedModel] | None = None
 
     # -- ConductorPort
@@ -142,7 +107,7 @@ class ControlLoop:
         if live is None and len(self._live) >= LIVE_REQUESTS_MAX:
             message = f"{LIVE_REQUESTS_MAX} requests are live"
             raise Overloaded(message, resource="live requests", retry_after_ms=RETRY_AFTER_MS_LIVE_MAX)
-        self._live[request.request_id] = _Live(request.attempt, gateway, request, self._clock_us())
+        self._live[request.request_id] = LiveRequest(request.attempt, gateway, request, self._clock_us())
         self._post(_arrival(request))
 
     def finish(self, request_id: str, reason: str) -> None:
@@ -160,15 +125,17 @@ class ControlLoop:
     # -- what workers do
 
     def joined(self, manifest: InstanceManifest, link: WorkerLink) -> None:
-        self._links[manifest.ref] = (manifest, link)
+        self._manifests[manifest.ref] = manifest
+        self._dispatcher.links[manifest.ref] = link
         self._events.add(manifest.events_address)
         self._post(InstanceJoined(manifest=manifest))
 
     def lost(self, ref: InstanceRef, reason: str) -> None:
         """Idempotent."""
-        present = self._links.pop(ref, None)
-        if present is not None:
-            self._events.remove(present[0].events_address)
+        manifest = self._manifests.pop(ref, None)
+        if manifest is not None:
+            del self._dispatcher.links[ref]
+            self._events.remove(manifest.events_address)
             self._post(InstanceLost(ref=ref, reason=reason))
 
     def draining(self, ref: InstanceRef) -> None:
@@ -231,98 +198,7 @@ class ControlLoop:
         if any(isinstance(event, MEMBERSHIP_EVENTS) for event in events):
             self._models = None
         for decision in decisions:
-            self._carry_out(decision)
-
-    # -- decisions
-
-    def _carry_out(self, decision: Decision) -> None:
-        match decision:
-            case Route():
-                self._assign(decision)
-            case Reject():
-                error = request_error(decision)
-                self._tell(
-                    decision.key, lambda gateway, id_, attempt: gateway.on_rejected(id_, attempt, error), ends=True
-                )
-            case AttemptFailed():
-                reason = decision.reason
-                log.warning("request %s attempt %d failed: %s", decision.key.request_id, decision.key.attempt, reason)
-                self._tell(
-                    decision.key,
-                    lambda gateway, id_, attempt: gateway.on_attempt_failed(id_, attempt, reason),
-                    ends=True,
-                )
-            case HandoffComplete():
-                self._tell(decision.key, lambda gateway, id_, attempt: gateway.on_handoff_complete(id_, attempt))
-            case CancelAttempt():
-                link = self._link(decision.ref)
-                if link is not None:
-                    link.cancel(_cancel(decision))
-            case Resync():
-                link = self._link(decision.ref)
-                if link is not None:
-                    link.resync(decision.sequence_seen)
-            case Drain():
-                link = self._link(decision.ref)
-                if link is not None:
-                    link.drain()
-
-    def _assign(self, route: Route) -> None:
-        """Both sides get the same message. A request that its gateway ended meanwhile gets its cancel next."""
-        live = self._live.get(route.key.request_id)
-        if live is None or live.attempt != route.key.attempt or live.routed is None:
-            return
-        assign = self._assignment(live.routed, route, live.submitted_us)
-        live.routed = None
-        for ref in (route.decode, route.prefill):
-            link = self._link(ref)
-            if link is not None:
-                link.assign(assign)
-        placement = Placement(
-            prefill="" if assign.prefill is None else assign.prefill.name,
-            decode="" if assign.decode is None else assign.decode.name,
-        )
-        self._tell(route.key, lambda gateway, id_, attempt: gateway.on_placed(id_, attempt, placement))
-
-    def _assignment(self, request: RoutedRequest, route: Route, submitted_us: int) -> Assign:
-        left_ms = request.deadline_ms - (self._clock_us() - submitted_us) // 1000
-        return Assign(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            gateway=request.gateway,
-            token_ids=request.token_ids,
-            tokens_prompt=request.tokens_prompt,
-            sampling=request.sampling,
-            prefill=self._peer(route.prefill),
-            decode=self._peer(route.decode),
-            hash_root=request.hash_root,
-            deadline_ms=max(left_ms, 1) if request.deadline_ms else 0,
-        )
-
-    def _peer(self, ref: InstanceRef | None) -> Peer | None:
-        instance = self._core.fleet.find(ref)
-        if instance is None:
-            return None
-        manifest = instance.manifest
-        return Peer(ref=manifest.ref, name=manifest.name, control_address=manifest.control_address)
-
-    def _tell(self, key: AttemptRef, call: Callable[[GatewayPort, str, int], None], *, ends: bool = False) -> None:
-        """Call the gateway of the attempt, unless it ended it or moved on."""
-        live = self._live.get(key.request_id)
-        if live is None or live.attempt != key.attempt:
-            return
-        if ends:
-            del self._live[key.request_id]
-        try:
-            call(live.gateway, key.request_id, key.attempt)
-        except Exception:
-            # A gateway that fails on one request must not take the Conductor, and with it all others, down.
-            log.exception("gateway failed on request %s attempt %d", key.request_id, key.attempt)
-            self.finish(key.request_id, "error")
-
-    def _link(self, ref: InstanceRef | None) -> WorkerLink | None:
-        present = None if ref is None else self._links.get(ref)
-        return None if present is None else present[1]
+            self._dispatcher.carry_out(decision)
 
     def _served(self, model: str) -> ServedModel | None:
         group = self._core.fleet.served_group(model)
@@ -354,7 +230,3 @@ def _arrival(request: RoutedRequest) -> RequestArrived:
         priority=request.priority,
         deadline_us=request.deadline_ms * 1000,
     )
-
-
-def _cancel(decision: CancelAttempt) -> CancelMessage:
-    return CancelMessage(request_id=decision.key.request_id, attempt=decision.key.attempt, reason=decision.reason)

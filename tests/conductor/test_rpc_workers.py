@@ -117,6 +117,20 @@ async def test_a_live_request_id_is_refused_and_an_unknown_model_rejected() -> N
         assert isinstance(rejected[3], UnknownModel)
 
 
+async def test_a_gateway_that_fails_on_one_request_disturbs_no_other() -> None:
+    class Broken(HeardByGateway):
+        def on_placed(self, request_id: str, attempt: int, placement: Placement) -> None:
+            raise RuntimeError("our bug")
+
+    gateway = HeardByGateway()
+    async with front() as conductor, worker(conductor.port, D1):
+        await until(lambda: conductor.core.fleet.instances)
+        conductor.loop.submit(routed("bad"), Broken())
+        conductor.loop.submit(routed("good"), gateway)
+        await until(lambda: gateway.heard and conductor.core.attempts_live == 1)
+        assert gateway.heard[0][:2] == ("placed", "good")
+
+
 async def test_a_broken_stream_fails_the_attempt_and_the_next_one_runs_elsewhere() -> None:
     gateway = HeardByGateway()
     d2 = manifest("d2", Role.DECODE)
