@@ -25,9 +25,9 @@ PROMPTS = st.builds(
 )
 SAMPLING = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 12),
+    max_tokens=st.sampled_from([1, 2, 3, 5, 8, 12, 16, 20]),
     min_tokens=st.integers(0, 3),
-    stop_token_ids=st.sampled_from([(), tuple(range(0, 50, 7))]),
+    stop_token_ids=st.sampled_from([(), (), tuple(range(0, 50, 7))]),
 )
 SETTINGS = settings(
     max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -66,8 +66,16 @@ class PlannerMachine(RuleBasedStateMachine):
         self.handed_out.discard(seq)
 
     @precondition(lambda self: len(self.harness.outputs) < 12)
-    @rule(prompt=PROMPTS, sampling=SAMPLING, prefill_only=st.booleans())
-    def add(self, prompt: list[int], sampling: SamplingParams, prefill_only: bool) -> None:
+    @rule(prompt=PROMPTS, sampling=SAMPLING)
+    def add(self, prompt: list[int], sampling: SamplingParams) -> None:
+        self.add_any(prompt, sampling, False)
+
+    @precondition(lambda self: len(self.harness.outputs) < 12)
+    @rule(prompt=PROMPTS, sampling=SAMPLING)
+    def add_prefill_only(self, prompt: list[int], sampling: SamplingParams) -> None:
+        self.add_any(prompt, sampling, True)
+
+    def add_any(self, prompt: list[int], sampling: SamplingParams, prefill_only: bool) -> None:
         if len(prompt) >= self.harness.planner.tokens_max:
             return
         seq = self.new(prompt, sampling)
@@ -168,8 +176,16 @@ class PlannerMachine(RuleBasedStateMachine):
         if oldest is not None and not any(self.age(seq) < self.age(oldest) for seq in self.handed_out):
             assert planner.pages(oldest), "the oldest running sequence was preempted"
 
+    @rule(turns=st.integers(1, 8), steps=st.sampled_from([1, 3, 4]))
+    def go_on(self, turns: int, steps: int) -> None:
+        """Several steps with nothing in between; at depth 1 always with a plan in flight."""
+        for _ in range(turns):
+            self.launch()
+            if len(self.harness.engine.queue) > self.depth:
+                self.collect(steps)
+
     @precondition(lambda self: self.harness.engine.queue)
-    @rule(steps=st.sampled_from([1, 4]))
+    @rule(steps=st.sampled_from([1, 3, 4]))
     def collect(self, steps: int) -> None:
         for update in self.harness.collect(steps):
             if update.finish:

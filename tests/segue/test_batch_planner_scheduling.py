@@ -215,6 +215,37 @@ def test_two_that_want_the_whole_pool_do_not_evict_each_other_forever(depth: int
     harness.check_outputs()
 
 
+def test_oldest_sequence_stalls_for_held_pages_and_is_not_preempted() -> None:
+    harness = PlannerHarness(pages=3)
+    harness.add(0, [1, 2, 3], max_tokens=6)
+    harness.step()
+    held = harness.pool.allocate(2)
+    harness.pool.hold(held)
+    harness.step()
+    assert harness.launch() is None
+    assert len(harness.planner.pages(0)) == 1
+    harness.pool.unhold(held)
+    harness.pool.release(held)
+    harness.run()
+    assert harness.planner.counts().preemptions == 0
+    harness.check_outputs()
+
+
+def test_younger_sequence_stalls_rather_than_preempt_itself_or_an_older_one() -> None:
+    harness = PlannerHarness(pages=4)
+    harness.add(0, [1, 2], max_tokens=9, order=0)
+    harness.add(1, [3, 4, 5], max_tokens=9, order=1)
+    harness.step()
+    held = harness.pool.allocate(2)
+    harness.pool.hold(held)
+    harness.step()
+    plan = harness.step()
+    assert plan is not None
+    assert len(plan.decodes) == 1
+    assert harness.planner.counts().preemptions == 0
+    assert len(harness.planner.pages(1)) == 1
+
+
 def test_page_of_a_cancelled_sequence_is_not_reused_while_its_plan_is_in_flight() -> None:
     harness = PlannerHarness(pages=2, depth=1)
     harness.add(0, [1, 2, 3], max_tokens=3)
