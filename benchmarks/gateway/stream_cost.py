@@ -104,7 +104,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         while len(gateway.table):
             await asyncio.sleep(0.1)
         cpu_s = time.process_time() - before_s
-        child.join()
+        await asyncio.to_thread(child.join)
         await gateway.close()
         http.should_exit = True
         await serving

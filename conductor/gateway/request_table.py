@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from conductor.gateway.hash_chain import HashChain
 from conductor.gateway.live_request import LiveRequest
@@ -22,6 +22,7 @@ from conductor.gateway.request_fields import pack_token_ids
 from conductor.gateway.session import Session, State
 from conductor.gateway.session_events import (
     AttemptFailed,
+    Decision,
     Emit,
     End,
     Event,
@@ -36,7 +37,7 @@ from conductor.gateway.session_events import (
 from conductor.gateway.text_stream import TextStream
 from conductor.ports import ConductorPort, Placement, ReceivedTokens, RoutedRequest
 from segue import limits
-from segue.errors import Cancelled, DuplicateRequest, InternalError, Overloaded, RequestError, SegueError, Unavailable
+from segue.errors import Cancelled, DuplicateRequest, InternalError, Overloaded, RequestError, Unavailable
 from segue.worker_messages import CancelAttempt
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class RequestTable:
 
     def _step(self, live: LiveRequest, *events: Event) -> None:
         now_us = self.now_us()
-        for decision in live.session.step(now_us, events):
+        for decision in self._decide(live, now_us, events):
             match decision:
                 case Emit():
                     since_us = now_us - live.emitted_us if live.emitted_us else None
@@ -156,6 +157,13 @@ class RequestTable:
                     self._finish(live, decision)
         self._arm(live)
 
+    def _decide(self, live: LiveRequest, now_us: int, events: Sequence[Event]) -> list[Decision]:
+        """A broken invariant ends this request alone: the caller may be in the middle of a batch of others."""
+        try:
+            return live.session.step(now_us, events)
+        except InternalError as error:
+            return live.session.step(now_us, [Stopped(error)])
+
     def _submit(self, live: LiveRequest) -> None:
         session = live.session
         attempt = session.attempt
@@ -166,9 +174,10 @@ class RequestTable:
             self._conductor.submit(self._routed(live), self)
         except RequestError as error:
             self._step(live, Rejected(attempt, error))
-        except SegueError:
-            log.exception("request %s attempt %d could not be submitted", live.wire_id, attempt)
-            self._step(live, Rejected(attempt, Unavailable("the Conductor failed to take the request")))
+        except Exception as error:
+            fault = InternalError(f"attempt {attempt} could not be submitted: {error!r}")
+            fault.__cause__ = error
+            self._step(live, Stopped(fault))
 
     def _routed(self, live: LiveRequest) -> RoutedRequest:
         spec = live.session.spec
@@ -202,7 +211,7 @@ class RequestTable:
         summary = live.session.summary()
         self._metrics.request_ended(live.session.spec, summary, end)
         if isinstance(end.error, InternalError):
-            log.error("request %s failed: %s", live.wire_id, end.error)
+            log.error("request %s failed: %s", live.wire_id, end.error, exc_info=end.error.__cause__)
         self._conductor.finish(live.wire_id, end.reason)
         live.wake.set()
 

@@ -20,7 +20,7 @@ from conductor.gateway.model_catalog import UsableModel
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
 from conductor.gateway.rpc_status import Context, errors_to_status
-from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pb, finished_to_pb
+from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pb, finished_to_pb, started_to_pb
 from conductor.gateway.validate import check_request_id
 from conductor.ports import ConductorPort
 from segue import limits
@@ -66,14 +66,13 @@ class InferenceService:
 
     async def generate(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
         async with errors_to_status(context, self._metrics):
-            arrived_us = self._intake.table.now_us()
-            message = parse(body, inference_pb2.GenerateRequest)
-            check_request_id(message.request_id)
-            model = await self._intake.catalog.usable(message.model)
-            live = await self._open(message, model, arrived_us, context)
+            live, model = await self._accept(body, context)
             try:
-                async for response in self._responses(live, model):
-                    yield response
+                yield serialize(started_to_pb(live.session.spec))
+                while (emit := await live.next()) is not None:
+                    yield serialize(emit_to_pb(emit, model.codec.token_text))
+                assert live.end is not None, "next() returns None only at the end"
+                yield serialize(finished_to_pb(live.session.summary(), live.end))
             finally:
                 self._intake.table.stop(live, Cancelled("the client is gone"))
 
@@ -91,9 +90,11 @@ class InferenceService:
             view = self._conductor.cluster()
             return serialize(cluster_to_pb(view, len(self._intake.table), self._version))
 
-    async def _open(
-        self, message: inference_pb2.GenerateRequest, model: UsableModel, arrived_us: int, context: Context
-    ) -> LiveRequest:
+    async def _accept(self, body: bytes, context: Context) -> tuple[LiveRequest, UsableModel]:
+        arrived_us = self._intake.table.now_us()
+        message = parse(body, inference_pb2.GenerateRequest)
+        check_request_id(message.request_id)
+        model = await self._intake.catalog.usable(message.model)
         names = {"prompt": "messages"} if message.HasField("chat") else {}
         fields = sampling_fields(message.sampling, names)
         prompt_ids = await self._prompt_ids(message, model)
@@ -105,7 +106,7 @@ class InferenceService:
             deadline_us=0 if remaining_s is None else self._intake.table.now_us() + int(remaining_s * 1e6),
             tenant=message.tenant,
         )
-        return await self._intake.open(model, call, checked, asyncio.Event())
+        return await self._intake.open(model, call, checked, asyncio.Event()), model
 
     async def _prompt_ids(self, message: inference_pb2.GenerateRequest, model: UsableModel) -> list[int]:
         match message.WhichOneof("prompt"):
@@ -118,15 +119,6 @@ class InferenceService:
                 return await self._intake.tokenize_chat(model, model.codec.render_chat(template_messages(turns)))
             case _:
                 raise InvalidField("prompt", "is empty; at least 1 token is needed", code="prompt_empty")
-
-    async def _responses(self, live: LiveRequest, model: UsableModel) -> AsyncIterator[bytes]:
-        spec = live.session.spec
-        started = inference_pb2.Started(request_id=spec.request_id, model=spec.model, tokens_prompt=spec.tokens_prompt)
-        yield serialize(inference_pb2.GenerateResponse(started=started))
-        while (emit := await live.next()) is not None:
-            yield serialize(emit_to_pb(emit, model.codec.token_text))
-        assert live.end is not None, "next() returns None only at the end"
-        yield serialize(finished_to_pb(live.session.summary(), live.end))
 
 
 def parse(body: bytes, kind: type[M]) -> M:

@@ -51,6 +51,7 @@ class TokenLinkService:
         try:
             while (ack := await inbox.next()) is not None:
                 yield ack
+            await reader
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)

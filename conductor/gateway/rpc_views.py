@@ -7,9 +7,14 @@ from collections.abc import Callable
 from segue_proto.convert import FINISH_TO_PB
 from segue_proto.v1 import inference_pb2
 
-from conductor.gateway.session_events import Emit, End, Summary
+from conductor.gateway.session_events import Emit, End, SessionSpec, Summary
 from conductor.ports import ClusterView, InstanceView
 from segue.plan import TokenLogprobs
+
+
+def started_to_pb(spec: SessionSpec) -> inference_pb2.GenerateResponse:
+    started = inference_pb2.Started(request_id=spec.request_id, model=spec.model, tokens_prompt=spec.tokens_prompt)
+    return inference_pb2.GenerateResponse(started=started)
 
 
 def emit_to_pb(emit: Emit, token_text: Callable[[int], str]) -> inference_pb2.GenerateResponse:

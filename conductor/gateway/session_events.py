@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conductor.ports import Placement, ReceivedTokens
-from segue.errors import RequestError
+from segue.errors import RequestError, SegueError
 from segue.plan import TokenLogprobs
 from segue.sampling_params import SamplingParams
 
@@ -49,9 +49,9 @@ class HandoffComplete(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """Someone outside ends the request: the client, an operator, the gateway's own shutdown."""
+    """Someone outside ends the request: the client, an operator, the gateway's own shutdown or fault."""
 
-    error: RequestError
+    error: SegueError
 
 
 Event = Submitted | Placed | AttemptFailed | Rejected | HandoffComplete | Stopped | ReceivedTokens

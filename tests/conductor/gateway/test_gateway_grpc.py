@@ -8,6 +8,7 @@ from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
 from conductor.gateway.request_fields import unpack_token_ids
 from conductor.gateway.testing import Script
+from conductor.ports import RoutedRequest
 from segue import limits
 from segue.errors import Overloaded, Unavailable
 from segue.plan import TokenLogprobs
@@ -176,6 +177,16 @@ async def test_no_instances_is_unavailable(start: Start) -> None:
     front = await start(lambda request: Script(refuse=Unavailable("no decode instance")))
     caught = await failure(front, inference_pb2.GenerateRequest(text="hi").SerializeToString())
     assert caught.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_fault_of_the_conductor_is_internal_and_ends_the_request(start: Start) -> None:
+    def reply(request: RoutedRequest) -> Script:
+        raise RuntimeError("a bug")
+
+    front = await start(reply)
+    caught = await failure(front, inference_pb2.GenerateRequest(text="hi").SerializeToString())
+    assert caught.code() is grpc.StatusCode.INTERNAL and "a bug" not in caught.details()
+    assert len(front.gateway.table) == 0
 
 
 async def test_a_worker_error_is_internal_and_its_text_stays_in_the_log(start: Start) -> None:
