@@ -46,7 +46,7 @@ class SafetensorsReader:
     def __init__(self, directory: Path, spec: ArchSpec) -> None:
         self.source = str(directory)
         self._tied = spec.tied
-        self._names = _LAYER_NAMES | (_SANDWICH_NORMS if spec.sandwich_norms else _PLAIN_NORMS)
+        self._sandwich_norms = spec.sandwich_norms
         files: list[Any] = [safe_open(path, framework="pt") for path in weight_files(directory)]
         self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self._check_index(directory)
@@ -59,7 +59,7 @@ class SafetensorsReader:
                     raise ConfigError(f"{self.source}: tensor {name} is in the index and in no shard")
 
     def tensor_name(self, kind: str, layer: int) -> str:
-        return _MODEL_NAMES[kind] if kind in _MODEL_NAMES else f"model.layers.{layer}.{self._names[kind]}"
+        return hugging_face_name(kind, layer, sandwich_norms=self._sandwich_norms)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {
@@ -71,6 +71,14 @@ class SafetensorsReader:
     def read(self, name: str, kind: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+
+def hugging_face_name(kind: str, layer: int, *, sandwich_norms: bool) -> str:
+    """Name of a Placement's tensor in a Hugging Face checkpoint."""
+    if kind in _MODEL_NAMES:
+        return _MODEL_NAMES[kind]
+    names = _LAYER_NAMES | (_SANDWICH_NORMS if sandwich_norms else _PLAIN_NORMS)
+    return f"model.layers.{layer}.{names[kind]}"
 
 
 def weight_files(directory: Path) -> list[Path]:
