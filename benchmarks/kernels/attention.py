@@ -244,25 +244,24 @@ def measure(pool: Pool, results: ResultFile) -> None:
 
 def sweep(pool: Pool) -> None:
     """Print rates of launch shapes around the defaults; nothing is recorded."""
-    at_1k = [Rows(count, 1024) for count in (256, 128, 64, 32, 8, 1)]
-    shapes = [Rows(64, 8192), *at_1k, Rows(16, 32768), Rows(1, 8192), Rows(1, 32768)]
+    shapes = [Rows(64, 8192), *(Rows(count, 1024) for count in (256, 64, 8, 1)), Rows(1, 32768)]
     print("decode TB/s at", *shapes, sep="; ")
-    for stages, programs, chunk in itertools.product((5, 7), (6, 12), (64, 128, 256, 512, 1024)):
-        tiling = DecodeTiling(64, 2, stages, programs, chunk)
+    for stages, programs in itertools.product((5, 7), (6, 12)):
+        tiling = DecodeTiling(64, 2, stages, programs)
         _print_rates(tiling, [rows.kv_bytes / decode_us(pool, rows, tiling=tiling) / 1e6 for rows in shapes])
-    fp8 = [replace(rows, kv_dtype=torch.float8_e4m3fn) for rows in shapes[:2]]
-    for tile, warps, stages in ((64, 2, 5), (64, 4, 5), (128, 4, 5), (128, 8, 5), (64, 4, 7)):
+    fp8 = [replace(rows, kv_dtype=torch.float8_e4m3fn) for rows in shapes[:3]]
+    for tile, warps, stages in ((64, 2, 7), (64, 4, 5), (64, 4, 7), (128, 4, 5)):
         tiling = DecodeTiling(tile, warps, stages)
         _print_rates(tiling, [rows.kv_bytes / decode_us(pool, rows, tiling=tiling) / 1e6 for rows in fp8])
     chunks = [Rows(1, 8192, 8192), Rows(1, 32768, 2048), Rows(8, 1024, 1024)]
     print("prefill TFLOP/s at", *chunks, sep="; ")
-    blocks = {(128, 64, 4): (3, 4), (128, 32, 4): (4, 5, 6, 7), (128, 32, 8): (5,), (64, 64, 4): (3, 4, 5)}
+    blocks = {(64, 64, 4): (5, 6, 7), (64, 128, 4): (5,), (128, 64, 4): (5,), (128, 64, 8): (5,), (128, 128, 8): (5,)}
     for (block_m, tile, warps), depths in blocks.items():
         for stages in depths:
             prefill = PrefillTiling(block_m, tile, warps, stages)
             _print_rates(prefill, [rows.flops / prefill_us(pool, rows, tiling=prefill) / 1e6 for rows in chunks])
     fp8_chunk = replace(chunks[0], kv_dtype=torch.float8_e4m3fn)
-    for prefill in (PrefillTiling(128, 32, 4, 5), PrefillTiling(128, 64, 8, 4), PrefillTiling(64, 64, 4, 4)):
+    for prefill in (PrefillTiling(64, 64, 4, 5), PrefillTiling(128, 32, 4, 5)):
         _print_rates(prefill, [fp8_chunk.flops / prefill_us(pool, fp8_chunk, tiling=prefill) / 1e6])
 
 

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from segue_kernels.attention_plan import processor_count
-from segue_kernels.decode_attention import PACKED_MAX, DecodePlan, decode_attention, plan_decode
+from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
 from segue_kernels.prefill_attention import (
     QUERIES_UNBOUNDED,
     PrefillPlan,
@@ -31,6 +31,9 @@ from engine.attention.base import AttentionBatch, AttentionCapabilities, Attenti
 
 PACKED_ROWS = 16
 """Rows of the smallest tensor-core tile: heads of a group times queries fill it at no extra cost."""
+
+SLICE_ROWS = 64
+"""The same product for slices: one warp-group's matrix instruction."""
 
 PREFILL_PROGRAMS_PER_SM = 2
 """Programs of the prefill kernel that one multiprocessor runs at a time."""
@@ -72,7 +75,7 @@ class TritonBackend:
         self.shape = shape
         group = shape.heads // shape.kv_heads
         self.short = max(1, PACKED_ROWS // group)
-        self.slice = max(1, PACKED_MAX // group)
+        self.slice = max(1, SLICE_ROWS // group)
 
     def plan(self, batch: AttentionBatch, *, queries_below: int = QUERIES_UNBOUNDED) -> TritonPlan:
         """Rows with `queries_below` queries or more are left to the caller."""
@@ -94,7 +97,7 @@ class TritonBackend:
 
     def _leaves_idle(self, counts: list[int]) -> bool:
         """Whether the prefill kernel's programs for such rows are fewer than the GPU runs at a time."""
-        block_m = prefill_tiling(self.shape.head_dim, self.shape.dtype, max(counts)).block_m
+        block_m = prefill_tiling(self.shape.head_dim, self.shape.dtype).block_m
         programs: int = sum(-(-count // block_m) for count in counts) * self.shape.heads
         slots: int = PREFILL_PROGRAMS_PER_SM * processor_count(self.shape.device)
         return programs < slots
