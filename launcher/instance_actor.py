@@ -12,7 +12,6 @@ import msgspec
 
 from segue.config import WorkerConfig
 
-
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
