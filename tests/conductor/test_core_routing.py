@@ -148,17 +148,14 @@ def test_a_request_that_could_never_fit_names_field_and_limit(tokens: int, max_t
 
 
 def test_an_instance_that_fails_at_once_does_not_attract_everything(world: World) -> None:
-    world.lose("d2")
-    for n in range(30):
-        route = only(Route, world.submit(f"r{n}", block_hashes=chain(f"x{n}", 4)))
-        assert route.prefill is not None
+    chosen = []
+    for n in range(12):
+        route = only(Route, world.submit(f"r{n}"))
+        chosen.append(route.prefill)
         if route.prefill == world.refs["p1"]:
             failed = all_of(AttemptFailed, world.outcome("p1", f"r{n}", OutcomeKind.FAILED, reason="boom"))
             assert failed[0].reason == "failed by p1: boom"
-        else:
-            world.outcome(route.prefill.uuid, f"r{n}", OutcomeKind.PREFILL_DONE)
-            world.finish(f"r{n}")
-    assert world.core._health.penalty_tokens(0, "p1") < 4096, "it was not asked again and again"
+    assert 1 <= chosen.count(world.refs["p1"]) <= 2, "though nothing ever waits there"
 
 
 def test_a_failed_instance_is_tried_again_after_a_while(world: World) -> None:
@@ -172,11 +169,12 @@ def test_a_failed_instance_is_tried_again_after_a_while(world: World) -> None:
 
 
 def test_a_fresh_instance_gets_work_but_not_all_of_it(world: World) -> None:
-    world.lose("d2")
+    for n in range(3):
+        only(Route, world.submit(f"busy{n}", tokens=60))
     world.now_us = 60_000_000
     world.join("fresh", Role.PREFILL)
-    prefills = [only(Route, world.submit(f"r{n}")).prefill for n in range(8)]
-    assert 1 <= prefills.count(world.refs["fresh"]) <= 2
+    prefills = [only(Route, world.submit(f"r{n}", tokens=8)).prefill for n in range(4)]
+    assert prefills.count(world.refs["fresh"]) == 1, "though it stays the least loaded"
 
 
 def test_a_broken_link_is_held_against_the_pair() -> None:
