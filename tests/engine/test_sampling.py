@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from segue_kernels.gumbel import gumbel_noise
 
+from engine.gumbel_cpu import gumbel_noise_cpu
 from engine.sampling import apply_filters, apply_penalties
 from engine.sampling_state import SamplingState
 from segue.sampling_params import SamplingParams
@@ -210,3 +212,10 @@ def test_filters_never_empty_a_row():
     logits = torch.tensor([[1.0, 1.0, 1.0], [0.0, 5.0, 5.0]])
     out = apply_filters(logits, torch.tensor([1, 2]), torch.tensor([0.0, 1e-6]), torch.tensor([1.0, 1.0]))
     assert (out > float("-inf")).any(dim=-1).all()
+
+
+def test_cpu_noise_is_the_shared_definition():
+    seeds = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63)])
+    positions = torch.tensor([0, 7, 131071, 2**31, 5])
+    ours, shared = gumbel_noise_cpu(seeds, positions, 1003), gumbel_noise(seeds, positions, 1003)
+    torch.testing.assert_close(ours, shared, rtol=1e-6, atol=1e-6)
