@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from paged_fake_engine import reference_tokens
-from planner_harness import EOS, ROOT, PlannerHarness
+from planner_harness import EOS, ROOT, Output, PlannerHarness
 
 from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
@@ -244,6 +244,34 @@ def test_younger_sequence_stalls_rather_than_preempt_itself_or_an_older_one() ->
     assert len(plan.decodes) == 1
     assert harness.planner.counts().preemptions == 0
     assert len(harness.planner.pages(1)) == 1
+
+
+def test_stalled_sequence_gives_its_row_to_an_older_one_when_nothing_else_can_run() -> None:
+    harness = PlannerHarness(pages=4, seqs=1)
+    harness.add(5, [1, 2, 3], max_tokens=6, order=5)
+    harness.step()
+    prompt = [7, 8, 9, 10, 11]
+    first = reference_tokens(prompt, 1)
+    reservation = harness.planner.reserve(1, len(prompt), [])
+    assert reservation is not None
+    harness.engine.write_remote(reservation.pages_new, prompt, range(len(prompt)))
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    harness.outputs[1] = Output(prompt, params, list(first))
+    harness.planner.land(1, prompt + first, len(prompt), params, ROOT, reservation, len(prompt), order=1)
+    held = harness.pool.allocate(1)
+    harness.pool.hold(held)
+    harness.step()
+    harness.run()
+    assert harness.planner.counts().preemptions == 1
+    assert [start.seq for plan in harness.plans for start in plan.starts] == [5, 1, 5]
+    harness.check_outputs()
+
+
+def test_nothing_is_planned_for_a_row_that_is_about_to_reach_its_length() -> None:
+    harness = PlannerHarness(depth=1)
+    harness.add(0, [1, 2, 3], max_tokens=1)
+    assert harness.launch() is not None
+    assert harness.launch() is None
 
 
 def test_page_of_a_cancelled_sequence_is_not_reused_while_its_plan_is_in_flight() -> None:
