@@ -65,7 +65,9 @@ proto: $(PROTO_VENV)/.stamp ## regenerate proto/segue_proto/v1 from its .proto f
 	  --python_out=. --pyi_out=. --grpc_python_out=. segue_proto/v1/*.proto
 
 bench: install-dev ## run the benchmarks; appends rows to benchmarks/results/
-	$(BIN)/python benchmarks/cluster_latency.py
+	for script in engine_vs_transformers handoff_shm conductor_decisions cluster_latency; do \
+	  printf '\n\033[1m==> %s\033[0m\n' $$script; $(BIN)/python benchmarks/$$script.py; \
+	done
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -50,7 +50,10 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Default 50051; 0: any free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Default 8000; 0: any free one.")] = None,
+    advertise_host: Annotated[str | None, typer.Option(help="Where workers and clients reach the front.")] = None,
+    queue_max: Annotated[int | None, typer.Option(help="Requests that may wait for an instance.")] = None,
     strict_fields: Annotated[bool | None, typer.Option(help="Reject unknown fields of the OpenAI API.")] = None,
+    record: Annotated[str | None, typer.Option(help="File for what the Conductor is told and decides.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     local_processes: Annotated[
         bool | None, typer.Option("--local-processes", help="Plain processes instead of Ray actors.")

@@ -37,6 +37,8 @@ class StartInterrupted(SegueError):
 
 
 class Endpoints(msgspec.Struct, frozen=True):
+    """`host:port` of both servers, as workers and clients reach them."""
+
     grpc: str
     http: str
     model: str
@@ -76,7 +78,7 @@ class Cluster:
             self._config,
             self._host,
             cluster=self._runtime.cluster,
-            conductor=reachable(endpoints.grpc),
+            conductor=endpoints.grpc,
             runtime_dir=str(self._runtime.path),
         )
         self._start_pool(workers)
@@ -122,7 +124,7 @@ class Cluster:
 
     def _await_model(self, endpoints: Endpoints) -> None:
         """The Conductor offers a model once a usable set of instances has registered and sent the model's card."""
-        url = f"http://{reachable(endpoints.http)}/v1/models"
+        url = f"http://{endpoints.http}/v1/models"
         deadline = time.monotonic() + START_SECONDS_MAX
         with httpx.Client(timeout=5.0, trust_env=False) as client:
             while endpoints.model not in [entry["id"] for entry in client.get(url).raise_for_status().json()["data"]]:
@@ -150,13 +152,6 @@ class Cluster:
                 stop_children([self._front])
         finally:
             self._runtime.remove()
-
-
-def reachable(address: str) -> str:
-    """An address to dial for one that was bound: every interface is reached through loopback."""
-    host, _, port = address.rpartition(":")
-    loopback = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
-    return f"{loopback.get(host, host)}:{port}"
 
 
 def describe(death: Death) -> str:

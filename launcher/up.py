@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from launcher.cluster import Cluster, Endpoints, StartInterrupted, describe, reachable
+from launcher.cluster import Cluster, Endpoints, StartInterrupted, describe
 from launcher.cluster_plan import instance_roles, runs_on_gpu, threads_per_instance
 from launcher.doctor import Level, check_port
 from launcher.host_facts import HostFacts, read_host_facts
@@ -82,7 +82,6 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
     roles = [role.value for role in instance_roles(config)]
     instances = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
     where = "GPU" if runs_on_gpu(config.engine, host) else f"CPU, {threads_per_instance(config, host)} thread(s) each"
-    grpc, http = reachable(endpoints.grpc), reachable(endpoints.http)
     body = {"model": endpoints.model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
     return [
         "",
@@ -90,8 +89,8 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
         f"  gRPC  {endpoints.grpc}",
         f"  HTTP  http://{endpoints.http}/v1",
         "Try:",
-        f"  {segue_command()} generate --address {grpc} --max-tokens 64 {shlex.quote('Once upon a time')}",
-        f"  curl -N http://{http}/v1/chat/completions -H 'content-type: application/json' -d "
+        f"  {segue_command()} generate --address {endpoints.grpc} --max-tokens 64 {shlex.quote('Once upon a time')}",
+        f"  curl -N http://{endpoints.http}/v1/chat/completions -H 'content-type: application/json' -d "
         + shlex.quote(json.dumps(body)),
         "Ctrl-C stops everything.",
     ]
