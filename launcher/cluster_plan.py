@@ -1,8 +1,8 @@
 """From what was asked for (ClusterConfig) and what the machine offers to one config for each process. Pure.
 
 Rules: CPU instances share the cores evenly, because two thread pools on one core cost more than they give; K/V pages of
-CPU instances live in shared memory, so what all of them ask for must fit there before anything starts; GPU instances
-are dealt over the GPUs in turn.
+decode instances live in shared memory, so what all of them ask for must fit there before anything starts; GPU
+instances are dealt over the GPUs in turn.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def check_cluster(config: ClusterConfig) -> None:
         raise ConfigError("--decode needs at least one --prefill; use --aggregated for instances that do both")
     if not config.decode and not config.aggregated:
         raise ConfigError("no instances: ask for --prefill and --decode, or --aggregated")
+    if config.decode and config.engine.device.startswith("cuda"):
+        raise ConfigError("--device cuda: K/V is not handed over between GPUs yet; use --aggregated")
 
 
 def instance_roles(config: ClusterConfig) -> list[Role]:
@@ -68,8 +70,11 @@ def threads_per_instance(config: ClusterConfig, host: HostFacts) -> int:
     return config.engine.threads or max(1, host.cores // len(instance_roles(config)))
 
 
-def runs_on_gpu(engine: EngineConfig, host: HostFacts) -> bool:
-    return engine.device.startswith("cuda") or (engine.device == "auto" and bool(host.gpus))
+def runs_on_gpu(config: ClusterConfig, host: HostFacts) -> bool:
+    """`auto` takes a GPU only for aggregated instances: K/V is handed over in host memory so far."""
+    if config.engine.device == "auto":
+        return bool(host.gpus) and not config.decode
+    return config.engine.device.startswith("cuda")
 
 
 def plan_front(config: ClusterConfig) -> FrontConfig:
@@ -90,7 +95,7 @@ def plan_workers(
             name=name,
             role=role,
             model=model,
-            engine=_plan_engine(config, host, slot, len(roles)),
+            engine=_plan_engine(config, host, slot, roles),
             scheduler=config.scheduler,
             conductors=(conductor,),
             runtime_dir=runtime_dir,
@@ -104,11 +109,12 @@ def _names(roles: list[Role]) -> list[str]:
     return [f"{role.value}-{roles[:slot].count(role)}" for slot, role in enumerate(roles)]
 
 
-def _plan_engine(config: ClusterConfig, host: HostFacts, slot: int, instances: int) -> EngineConfig:
+def _plan_engine(config: ClusterConfig, host: HostFacts, slot: int, roles: list[Role]) -> EngineConfig:
     engine = msgspec.structs.replace(config.engine, threads=threads_per_instance(config, host))
-    if runs_on_gpu(engine, host):
-        return _on_gpu(engine, host, slot, instances)
-    return msgspec.structs.replace(engine, device="cpu", kv_memory_bytes=_cpu_kv_bytes(engine, host, instances))
+    if runs_on_gpu(config, host):
+        return _on_gpu(engine, host, slot, len(roles))
+    kv_memory_bytes = _cpu_kv_bytes(engine, host, shared=roles[slot] is Role.DECODE, pools_shared=config.decode)
+    return msgspec.structs.replace(engine, device="cpu", kv_memory_bytes=kv_memory_bytes)
 
 
 def _on_gpu(engine: EngineConfig, host: HostFacts, slot: int, instances: int) -> EngineConfig:
@@ -122,15 +128,16 @@ def _on_gpu(engine: EngineConfig, host: HostFacts, slot: int, instances: int) ->
     return msgspec.structs.replace(engine, device=f"cuda:{gpu.index}", kv_memory_bytes=kv_memory_bytes)
 
 
-def _cpu_kv_bytes(engine: EngineConfig, host: HostFacts, instances: int) -> int:
-    share = int(host.shm_free_bytes * SHM_SHARE_MAX) // instances
-    if engine.pages:
-        return engine.kv_memory_bytes
+def _cpu_kv_bytes(engine: EngineConfig, host: HostFacts, *, shared: bool, pools_shared: int) -> int:
+    """Only decode instances' pools are shared memory: they are what prefill instances write into."""
+    if engine.pages or not shared:
+        return engine.kv_memory_bytes or (0 if engine.pages else KV_MEMORY_BYTES_DEFAULT)
+    share = int(host.shm_free_bytes * SHM_SHARE_MAX) // pools_shared
     wanted = engine.kv_memory_bytes or min(KV_MEMORY_BYTES_DEFAULT, share)
-    if wanted > share or wanted < KV_MEMORY_BYTES_MIN:
+    if wanted > share or share < KV_MEMORY_BYTES_MIN:
         raise ConfigError(
-            f"--kv-memory: {instances} instances may take {share >> 20} MiB each of /dev/shm and need at least "
+            f"--kv-memory: {pools_shared} decode instances may take {share >> 20} MiB each of /dev/shm and need "
             f"{max(wanted, KV_MEMORY_BYTES_MIN) >> 20} MiB each; enlarge it (docker run --shm-size=4g, or "
-            "mount -o remount,size=4G /dev/shm), ask for less or for fewer instances"
+            "mount -o remount,size=4G /dev/shm), ask for less, or use --aggregated"
         )
     return wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -28,7 +29,15 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_host_facts() -> HostFacts:
-    return HostFacts(cores=_cores(), shm_free_bytes=_shm_free_bytes(), gpus=read_gpus())
+    return HostFacts(cores=_cores(), shm_free_bytes=_shm_free_bytes(), gpus=read_gpus() if _torch_has_cuda() else ())
+
+
+def _torch_has_cuda() -> bool:
+    """By its version, which tags CPU builds `+cpu`: to import it would take seconds."""
+    try:
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _cores() -> int:

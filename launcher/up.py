@@ -81,7 +81,8 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
     """What a user needs now: where the cluster listens, and two lines to paste."""
     roles = [role.value for role in instance_roles(config)]
     instances = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-    where = "GPU" if runs_on_gpu(config.engine, host) else f"CPU, {threads_per_instance(config, host)} thread(s) each"
+    where = "GPU" if runs_on_gpu(config, host) else f"CPU, {threads_per_instance(config, host)} thread(s) each"
+    idle_gpu = bool(host.gpus) and config.engine.device == "auto" and not runs_on_gpu(config, host)
     body = {"model": endpoints.model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
     return [
         "",
@@ -92,6 +93,11 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
         f"  {segue_command()} generate --address {endpoints.grpc} --max-tokens 64 {shlex.quote('Once upon a time')}",
         f"  curl -N http://{endpoints.http}/v1/chat/completions -H 'content-type: application/json' -d "
         + shlex.quote(json.dumps(body)),
+        *(
+            ["The GPU is not used: K/V is not handed over between GPUs yet; --aggregated N runs there."]
+            if idle_gpu
+            else []
+        ),
         "Ctrl-C stops everything.",
     ]
 

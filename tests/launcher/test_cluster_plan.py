@@ -77,11 +77,17 @@ def test_asked_for_threads_are_kept() -> None:
     assert {worker.engine.threads for worker in workers(cluster(engine=EngineConfig(threads=3)))} == {3}
 
 
-@given(shm=st.integers(GIB, 64 * GIB), instances=st.integers(2, 6))
-def test_page_pools_together_fit_shared_memory(shm: int, instances: int) -> None:
-    host = HostFacts(cores=2, shm_free_bytes=shm)
-    planned = workers(cluster(prefill=1, decode=instances - 1), host)
-    assert sum(worker.engine.kv_memory_bytes for worker in planned) <= shm * SHM_SHARE_MAX
+@given(shm=st.integers(GIB, 64 * GIB), decode=st.integers(1, 5))
+def test_decode_pools_together_fit_shared_memory(shm: int, decode: int) -> None:
+    planned = workers(cluster(prefill=1, decode=decode), HostFacts(cores=2, shm_free_bytes=shm))
+    shared = [worker for worker in planned if worker.role is Role.DECODE]
+    assert len(shared) == decode
+    assert sum(worker.engine.kv_memory_bytes for worker in shared) <= shm * SHM_SHARE_MAX
+
+
+def test_aggregated_instances_need_no_shared_memory() -> None:
+    (alone,) = workers(cluster(prefill=0, decode=0, aggregated=1), HostFacts(cores=2, shm_free_bytes=0))
+    assert alone.engine.kv_memory_bytes > 0
 
 
 def test_small_shared_memory_is_refused_with_the_remedy() -> None:
@@ -91,7 +97,7 @@ def test_small_shared_memory_is_refused_with_the_remedy() -> None:
 
 def test_more_page_memory_than_there_is_gets_refused() -> None:
     with pytest.raises(ConfigError, match="--kv-memory"):
-        workers(cluster(engine=EngineConfig(kv_memory_bytes=10 * GIB)))
+        workers(cluster(engine=EngineConfig(kv_memory_bytes=20 * GIB)))
 
 
 def test_counted_pages_leave_sizing_to_the_engine() -> None:
@@ -99,19 +105,35 @@ def test_counted_pages_leave_sizing_to_the_engine() -> None:
     assert {(worker.engine.pages, worker.engine.kv_memory_bytes) for worker in planned} == {(64, 0)}
 
 
-def test_instances_are_dealt_over_gpus() -> None:
-    planned = workers(cluster(prefill=1, decode=2), GPU_HOST)
+def aggregated(count: int, device: str = "auto") -> ClusterConfig:
+    return cluster(prefill=0, decode=0, aggregated=count, engine=EngineConfig(device=device))
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_aggregated_instances_are_dealt_over_gpus(device: str) -> None:
+    planned = workers(aggregated(3, device), GPU_HOST)
     assert [worker.engine.device for worker in planned] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_instances_that_share_a_gpu_share_its_memory() -> None:
-    first, alone, second = workers(cluster(prefill=1, decode=2), GPU_HOST)
+    first, alone, second = workers(aggregated(3), GPU_HOST)
     assert first.engine.kv_memory_bytes == second.engine.kv_memory_bytes == 30 * GIB
     assert alone.engine.kv_memory_bytes == 0
 
 
+def test_a_named_gpu_is_kept() -> None:
+    assert [worker.engine.device for worker in workers(aggregated(1, "cuda:1"), GPU_HOST)] == ["cuda:1"]
+
+
+def test_pairs_stay_on_the_cpu_by_themselves_and_are_refused_on_a_gpu() -> None:
+    host = msgspec.structs.replace(GPU_HOST, shm_free_bytes=16 * GIB)
+    assert {worker.engine.device for worker in workers(cluster(), host)} == {"cpu"}
+    with pytest.raises(ConfigError, match="--aggregated"):
+        workers(cluster(engine=EngineConfig(device="cuda")), host)
+
+
 def test_cpu_can_be_forced_on_a_gpu_host() -> None:
-    assert {worker.engine.device for worker in workers(cluster(engine=EngineConfig(device="cpu")), GPU_HOST)} == {"cpu"}
+    assert {worker.engine.device for worker in workers(aggregated(1, "cpu"), GPU_HOST)} == {"cpu"}
 
 
 @pytest.mark.parametrize(
