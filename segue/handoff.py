@@ -183,6 +183,11 @@ def decode_handoff() -> Handoff[DecodeState, DecodeEvent]:
     return Handoff(DECODE_TABLE, DecodeState.BOOKED)
 
 
+def holder_share_us(lease_us: int) -> int:
+    """How long a holder may act on a lease of this duration."""
+    return lease_us * HOLDER_PERCENT // 100
+
+
 class HandoffTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of one instance, all derived from the lease it grants."""
 
@@ -191,7 +196,7 @@ class HandoffTiming(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holder_us(self) -> int:
         """When a holder of the lease stops, after it last heard the granter."""
-        return self.lease_us * HOLDER_PERCENT // 100
+        return holder_share_us(self.lease_us)
 
     @property
     def heartbeat_us(self) -> int:

@@ -46,13 +46,13 @@ class PeerLinks:
         if link is not None:
             link.heard_us = now_us
 
-    def is_silent(self, peer: InstanceRef, since_us: int, now_us: int) -> bool:
-        """Whether a ready peer said nothing for a holder's share of the lease, counted from `since_us` at the earliest:
-        an idle link is not expected to speak."""
+    def is_silent(self, peer: InstanceRef, holder_us: int, since_us: int, now_us: int) -> bool:
+        """Whether a ready peer said nothing for `holder_us`, counted from `since_us` at the earliest: an idle link is
+        not expected to speak."""
         link = self._links.get(peer)
         if link is None or not link.ready:
             return False
-        return now_us - max(link.heard_us, since_us) >= self._timing.holder_us
+        return now_us - max(link.heard_us, since_us) >= holder_us
 
     def take_due_beats(self, now_us: int) -> list[InstanceRef]:
         """Ready peers that are due a heartbeat; they count as told."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvstore.connectors.shared_segment import OwnedSegment
 from segue.config import WorkerConfig
@@ -13,11 +14,14 @@ from segue.ids import InstanceRef
 from segue.manifest import Role
 from worker_runtime.engine_port import EnginePort
 
+if TYPE_CHECKING:
+    from engine.engine import ModelInfo
+
 
 class LoadedEngine:
-    """`pages` is the pool's memory; `segment` is set where peers may write it."""
+    """`pages` is the pool's memory, None where it is not in host memory; `segment` is set where peers may write it."""
 
-    def __init__(self, engine: EnginePort, pages: memoryview, segment: OwnedSegment | None) -> None:
+    def __init__(self, engine: EnginePort, pages: memoryview | None, segment: OwnedSegment | None) -> None:
         self.engine = engine
         self.pages = pages
         self.segment = segment
@@ -43,7 +47,7 @@ def load_torch_engine(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
 
     info = read_model(config.model, config.engine, config.scheduler)
     if info.device.type != "cpu":
-        raise ConfigError(f"KV connector shared_memory needs pages in host memory; the engine runs on {info.device}")
+        return LoadedEngine(_on_device(config, info), None, None)
     pages, segment = page_memory(config, ref, info.pages_total, info.layout.page_bytes)
     try:
         engine = load_engine(config.model, config.engine, config.scheduler, page_buffer=pages, info=info)
@@ -52,3 +56,12 @@ def load_torch_engine(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
             segment.close()
         raise
     return LoadedEngine(engine, pages, segment)
+
+
+def _on_device(config: WorkerConfig, info: ModelInfo) -> EnginePort:
+    """Pages in device memory: an aggregated instance hands nothing over and needs no connector."""
+    from engine.engine import load_engine
+
+    if config.role is not Role.AGGREGATED:
+        raise ConfigError(f"KV connector shared_memory needs pages in host memory; the engine runs on {info.device}")
+    return load_engine(config.model, config.engine, config.scheduler, info=info)

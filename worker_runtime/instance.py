@@ -113,7 +113,7 @@ class Instance:
         loop = asyncio.get_running_loop()
         self._engine = EngineThread(engine, self._on_result, lambda error: self._loop.fail_threadsafe(error))
         self._mover = SharedMemoryMover(
-            loaded.pages,
+            loaded.pages if loaded.pages is not None else memoryview(b""),
             engine.layout.page_bytes,
             segment=loaded.segment,
             on_done=lambda: _call_if_open(loop, self._effects.collect_moves),

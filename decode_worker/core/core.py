@@ -372,7 +372,8 @@ class DecodeCore:
             live = [attempt.key for attempt in self._of_peer(peer)]
             if live:
                 self._out.add(ev.SendPeer(wire.Heartbeat(self.ref, peer, live)))
-        self._early.expire(self._now_us)
+        for message in self._early.expire(self._now_us):
+            self._strangers.answer(message, self._now_us, known=False, expected=(wire.GrantRequest,))
         for attempt in list(self._attempts.values()):
             if attempt.state in _ENDING:
                 self._lender.chase(attempt, self._now_us)

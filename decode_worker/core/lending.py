@@ -141,8 +141,8 @@ class EarlyRequests:
         return len(self._requests)
 
     def keep(self, message: wire.GrantRequest, now_us: int) -> None:
-        self._requests.pop(message.key, None)
-        self._requests[message.key] = (now_us + self._lease_us, message)
+        if message.key not in self._requests:
+            self._requests[message.key] = (now_us + self._lease_us, message)
         if len(self._requests) > EARLY_MESSAGES_MAX:
             self._requests.popitem(last=False)
 
@@ -151,6 +151,9 @@ class EarlyRequests:
         _, message = self._requests.pop(attempt.key, (0, None))
         return message if message is not None and message.source == attempt.peer else None
 
-    def expire(self, now_us: int) -> None:
+    def expire(self, now_us: int) -> list[wire.GrantRequest]:
+        """Requests whose Assign never came: their senders must be told, or they ask on and keep others waiting."""
+        expired = []
         while self._requests and next(iter(self._requests.values()))[0] <= now_us:
-            self._requests.popitem(last=False)
+            expired.append(self._requests.popitem(last=False)[1][1])
+        return expired

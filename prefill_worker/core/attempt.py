@@ -31,6 +31,7 @@ class PrefillAttempt:
         "first_block",
         "first_token",
         "handoff",
+        "holder_us",
         "logprobs",
         "moves",
         "order",
@@ -53,6 +54,8 @@ class PrefillAttempt:
         self.tokens = list(struct.unpack(f"<{len(assign.token_ids) // 4}I", assign.token_ids))
         self.handoff = prefill_handoff()
         self.arrived_us = now_us
+        self.holder_us = 0
+        """How long D may be silent: the holder's share of the lease it granted, of the own lease before."""
         self.deadline_us = now_us + assign.deadline_ms * 1000 if assign.deadline_ms else None
         self.asked_first_us: int | None = None
         self.said_us = now_us

@@ -21,7 +21,7 @@ from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, SeqUpdate
 from segue.block_pool import BlockPool
 from segue.errors import RequestError
-from segue.handoff import PREFILL_FINAL, HandoffTiming, PrefillEvent, PrefillState, Tombstones
+from segue.handoff import PREFILL_FINAL, HandoffTiming, PrefillEvent, PrefillState, Tombstones, holder_share_us
 from segue.handoff_links import PeerLinks
 from segue.ids import AttemptRef, InstanceRef
 from segue.worker_messages import OutcomeKind
@@ -139,6 +139,7 @@ class PrefillCore:
             self._out.turn_down(event, kind, reason)
             return
         attempt = PrefillAttempt(assign, assign.decode, event.conductor, self._take_id(), self._now_us)
+        attempt.holder_us = self._timing.holder_us
         self._attempts[attempt.key] = attempt
         self._by_seq[attempt.seq] = attempt
         if attempt.peer not in self._links:
@@ -207,6 +208,7 @@ class PrefillCore:
         attempt.started_us = self._now_us
         attempt.first_block = attempt.blocks_handed = message.first_block
         attempt.pages_target = message.pages
+        attempt.holder_us = holder_share_us(message.lease_us)
         assign = attempt.assign
         try:
             self._planner.add(
@@ -351,7 +353,7 @@ class PrefillCore:
 
     def _run_timer(self, attempt: PrefillAttempt) -> None:
         now_us, timing = self._now_us, self._timing
-        if self._links.is_silent(attempt.peer, attempt.arrived_us, now_us):
+        if self._links.is_silent(attempt.peer, attempt.holder_us, attempt.arrived_us, now_us):
             self._stop(attempt, OutcomeKind.FAILED, "decode instance is silent")
         elif attempt.state is PrefillState.PLANNED and attempt.asked_first_us is not None:
             if now_us - attempt.asked_first_us >= UNANSWERED_LEASES_MAX * timing.lease_us:
@@ -371,7 +373,8 @@ class PrefillCore:
     def _ask_for_grants(self) -> None:
         """Ask for attempts in order while less than one chunk of work stands before them.
 
-        Attempts that wait for one D's memory do not count against another D's."""
+        Attempts that wait for one D's memory do not count against another D's, and one that D has not answered soon
+        does not keep those behind it from asking: its Assign may have been lost on the way to D."""
         granted = sum(
             attempt.tokens_left
             for attempt in self._attempts.values()
@@ -384,7 +387,7 @@ class PrefillCore:
             if attempt.asked_first_us is None and granted + ahead[attempt.peer] < self._tokens_chunk:
                 attempt.asked_first_us = self._now_us
                 self._ask(attempt)
-            if attempt.asked_first_us is not None:
+            if attempt.asked_first_us is not None and self._now_us - attempt.asked_first_us < self._timing.repeat_us:
                 ahead[attempt.peer] += len(attempt.tokens)
 
     def _ask(self, attempt: PrefillAttempt) -> None:

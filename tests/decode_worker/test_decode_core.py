@@ -213,5 +213,13 @@ def test_early_requests_are_bounded_and_expire() -> None:
     for number in range(EARLY_MESSAGES_MAX + 5):
         early.keep(wire.GrantRequest(str(number), 1, P, ME), now_us=0)
     assert len(early) == EARLY_MESSAGES_MAX
-    early.expire(10)
+    assert len(early.expire(10)) == EARLY_MESSAGES_MAX
     assert len(early) == 0
+
+
+def test_request_whose_assign_never_comes_is_answered_stale_after_a_lease() -> None:
+    driver = Driver()
+    driver.step(ev.PeerMessage(wire.GrantRequest("a", 1, P, ME)))
+    assert driver.core.next_wakeup() is not None
+    decisions = driver.step(after_us=TIMING.lease_us)
+    assert [type(decision.message) for decision in decisions if isinstance(decision, ev.SendPeer)] == [wire.Stale]

@@ -199,3 +199,18 @@ def test_stopping_fails_what_runs_and_tells_d() -> None:
     assert outcomes(decisions) == [OutcomeKind.FAILED]
     assert said(decisions, wire.Abort) == ["a"]
     assert driver.core.is_idle
+
+
+def test_lease_is_the_granters_and_a_shorter_one_ends_sooner() -> None:
+    driver = Driver().linked()
+    driver.assign("a", 8)
+    driver.hear(wire.Grant("a", 1, D, ME, [0, 1], 0, 1000))
+    assert outcomes(driver.step(after_us=799)) == []
+    assert outcomes(driver.step()) == [OutcomeKind.FAILED]
+
+
+def test_unanswered_request_does_not_keep_others_from_asking() -> None:
+    driver = Driver().linked()
+    driver.assign("lost", CHUNK)
+    assert said(driver.assign("b", CHUNK), wire.GrantRequest) == []
+    assert "b" in said(driver.step(after_us=TIMING.repeat_us), wire.GrantRequest)
