@@ -124,6 +124,24 @@ def test_a_replay_of_known_positions_emits_only_what_is_new() -> None:
     assert ids_of(session.step(2100, [tokens(0, [1, 2, 3])])) == [3]
 
 
+def test_a_replay_leaves_no_gap_behind() -> None:
+    session = running()
+    session.step(2000, [tokens(0, [1, 2]), tokens(0, [1, 2])])
+    assert session.next_wakeup() is None
+
+
+def test_tokens_of_a_plan_that_was_not_submitted_are_not_believed() -> None:
+    session = running()
+    session.step(2000, [AttemptFailed(1, "lost")])
+    assert session.step(2100, [tokens(0, [1], attempt=2)]) == []
+
+
+def test_tokens_past_the_last_position_are_dropped() -> None:
+    session = running(max_tokens=3)
+    assert session.step(2000, [tokens(3, [9, 9])]) == []
+    assert session.next_wakeup() is None
+
+
 def test_decodes_tokens_wait_for_the_first_one_of_prefill() -> None:
     session = running()
     assert session.step(2000, [tokens(1, [5, 6])]) == []
