@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.connectors.base import Mover
+from kvstore.connectors.base import Mover, MoverError
 from kvstore.events_zmq import EventPublisher
 from worker_runtime import events as ev
 from worker_runtime.engine_thread import EngineThread
@@ -45,7 +45,7 @@ class Effects:
             ev.RunPlan: lambda decision: self._engine.submit(decision.plan),
             ev.MovePages: lambda decision: self._mover.send(decision.op, decision.target, decision.pages),
             ev.CancelMove: lambda decision: self._mover.cancel(decision.op),
-            ev.LendPages: lambda decision: self._mover.receive(decision.source, decision.pages),
+            ev.LendPages: self._lend,
             ev.OpenLink: lambda decision: self._peers.open(decision.peer),
             ev.SendPeer: self._send,
             ev.PushTokens: lambda decision: self._tokens.push(decision.gateway, decision.deltas),
@@ -64,6 +64,14 @@ class Effects:
         link = self._conductors.get(decision.conductor)
         if link is not None:
             link.report(decision.outcome)
+
+    def _lend(self, decision: ev.LendPages) -> None:
+        """A source that the mover does not know (its process ended just now, or it never met us) cannot write here."""
+        try:
+            self._mover.receive(decision.source, decision.pages)
+        except MoverError as error:
+            log.warning("pages lent to nobody: %s", error)
+            self._post(ev.PeerGone(decision.source))
 
     def _send(self, decision: ev.SendPeer) -> None:
         """A dropped message is counted by the channel; the core repeats what matters."""

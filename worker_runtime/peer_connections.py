@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvstore.connectors.base import Mover, MoverError
-from kvstore.connectors.control_zmq import ControlChannel
+from kvstore.connectors.control_zmq import ControlChannel, UnreachableAddress
 from kvstore.connectors.process_identity import ProcessWatch, this_process
 from segue.handoff_messages import ControlMessage, Hello
 from segue.ids import InstanceRef
@@ -74,9 +74,11 @@ class PeerConnections:
     async def _meet(self, peer: Peer) -> str | None:
         """Why the pair cannot be used, or None when it can."""
         assert self.manifest is not None
-        self.channel.dial(peer.ref, peer.control_address)
         try:
+            self.channel.dial(peer.ref, peer.control_address)
             answer = await self._hello(peer.ref)
+        except UnreachableAddress as error:
+            return f"{peer.name}: {error}"
         except TimeoutError:
             return f"{peer.name} does not answer at {peer.control_address}"
         refusal = answer.refusal or pairing_refusal(self.manifest, answer.manifest)
@@ -134,6 +136,7 @@ class PeerConnections:
     def _on_gone(self, peer: InstanceRef) -> None:
         self._unwatch(peer)
         self.channel.hang_up(peer)
+        self._mover.forget(peer)
         self._post(PeerGone(peer))
 
     def _unwatch(self, peer: InstanceRef) -> None:

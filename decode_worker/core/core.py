@@ -12,6 +12,7 @@ the mover has fenced it off. If more than 5 % of the pool stays quarantined the 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,7 +52,7 @@ class DecodeCore:
         self._strangers = Strangers(ref, self._tombstones, self._out)
         self._emission = Emission()
         self._draining = False
-        self._next_id = 1
+        self._seqs = itertools.count(1)
         self._now_us = 0
         self.stale: Counter[str] = Counter()
         """Messages that no longer mean anything, by kind: answered and counted, never an error."""
@@ -145,7 +146,7 @@ class DecodeCore:
             self._out.turn_down(event, *refusal)
             return
         attempt = DecodeAttempt(
-            assign, event.conductor, self._take_id(), self._pool.block_size, self._now_us, self._timing.lease_us
+            assign, event.conductor, next(self._seqs), self._pool.block_size, self._now_us, self._timing.lease_us
         )
         self._attempts[attempt.key] = attempt
         self._by_seq[attempt.seq] = attempt
@@ -396,9 +397,3 @@ class DecodeCore:
             self._recover(attempt)
         else:
             self.stale["Fenced"] += 1
-
-    # -- small things
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id

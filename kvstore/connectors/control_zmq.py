@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import zmq
 
+from segue.errors import SegueError
 from segue.handoff_messages import (
     ControlMessage,
     MalformedMessage,
@@ -38,6 +39,10 @@ OnMessage = Callable[[ControlMessage], None]
 
 def routing_id(ref: InstanceRef) -> bytes:
     return f"{ref.uuid}/{ref.incarnation}".encode()
+
+
+class UnreachableAddress(SegueError):
+    """Not an address, or one of a transport that is not here."""
 
 
 class ControlChannel:
@@ -64,14 +69,19 @@ class ControlChannel:
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def dial(self, peer: InstanceRef, address: str) -> None:
-        """Connect to a peer's ROUTER; ZeroMQ reconnects by itself. Idempotent."""
+        """Connect to a peer's ROUTER; ZeroMQ reconnects by itself. Idempotent. Raises UnreachableAddress for an address
+        that could never be connected to."""
         if peer in self._dealers:
             return
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, routing_id(self._ref))
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise UnreachableAddress(f"{address!r}: {error.strerror}") from error
         self._dealers[peer] = socket
         self._watch(socket)
 

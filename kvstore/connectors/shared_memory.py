@@ -24,8 +24,8 @@ from segue.handoff_messages import ProcessIdentity, SegmentDescriptor
 from segue.ids import InstanceRef
 
 RUN_BYTES_MAX = 128 << 20
-"""Largest single copy: a cancel is noticed within some 20 ms. Long runs pay: above a threshold near the size of the last
-cache level, memcpy writes past the caches and saves reading every line that it is about to overwrite."""
+"""Largest single copy: a cancel is noticed within some 20 ms. Long runs pay: above a threshold near the size of the
+last cache level, memcpy writes past the caches and saves reading every line that it is about to overwrite."""
 
 PageArray = npt.NDArray[np.uint8]
 

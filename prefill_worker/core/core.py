@@ -11,6 +11,7 @@ any more. Messages about attempts that are not here are answered and counted (`s
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ class PrefillCore:
         self._tombstones = Tombstones(timing.lease_us)
         self._strangers = Strangers(ref, self._tombstones, self._out)
         self._draining = False
-        self._next_id = 1
+        self._seqs = itertools.count(1)
         self._now_us = 0
         self.stale: Counter[str] = Counter()
         """Messages that no longer mean anything, by kind: answered and counted, never an error."""
@@ -138,7 +139,7 @@ class PrefillCore:
             kind, reason = refusal or (OutcomeKind.REFUSED, "no decode instance named")
             self._out.turn_down(event, kind, reason)
             return
-        attempt = PrefillAttempt(assign, assign.decode, event.conductor, self._take_id(), self._now_us)
+        attempt = PrefillAttempt(assign, assign.decode, event.conductor, next(self._seqs), self._now_us)
         attempt.holder_us = self._timing.holder_us
         self._attempts[attempt.key] = attempt
         self._by_seq[attempt.seq] = attempt
@@ -393,9 +394,3 @@ class PrefillCore:
     def _ask(self, attempt: PrefillAttempt) -> None:
         attempt.said_us = self._now_us
         self._out.say(attempt, wire.GrantRequest)
-
-    # -- small things
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.connectors.control_zmq import ControlChannel, routing_id
+from kvstore.connectors.control_zmq import ControlChannel, UnreachableAddress, routing_id
 from segue.handoff_messages import (
     Abort,
     Complete,
@@ -83,6 +84,13 @@ async def test_malformed_and_forged_messages_reach_nobody(tmp_path: Path) -> Non
     rogue.close()
     context.term()
     d.channel.close()
+
+
+async def test_address_that_is_none_is_an_error() -> None:
+    p = End(P)
+    with pytest.raises(UnreachableAddress):
+        p.channel.dial(D, "nonsense")
+    p.channel.close()
 
 
 async def test_send_without_a_channel_is_counted() -> None:
