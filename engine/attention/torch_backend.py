@@ -10,12 +10,16 @@ padded V is zeroed and padded scores are masked rather than trusted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities, AttentionShape
+
+LENGTH_SLACK = 256
+"""Tokens of padding that cost less than another pass for a group of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class _Gather:
     tail: tuple[torch.Tensor, torch.Tensor] | None = None
     """Decode: (row, token) of gathered tokens that are no row's own."""
     causal: bool = False
+    rows: torch.Tensor | None = None
+    """Decode: int64 rows of this group; None: all."""
 
 
 @dataclass(slots=True)
@@ -67,17 +73,25 @@ class TorchBackend:
     ) -> torch.Tensor:
         if window not in plan.gathers:
             plan.gathers[window] = self._gathers(plan, kv_pages.shape[1], window)
-        if plan.batch.decode_only:
-            return self._decode(plan.gathers[window][0], layer, q, kv_pages, scale, soft_cap)
+        gathers = plan.gathers[window]
+        if plan.batch.decode_only and gathers[0].rows is None:
+            return self._decode(gathers[0], layer, q, kv_pages, scale, soft_cap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for row, gather in enumerate(plan.gathers[window]):
+        if plan.batch.decode_only:
+            for gather in gathers:
+                out[gather.rows] = self._decode(gather, layer, q[gather.rows], kv_pages, scale, soft_cap)
+            return out
+        for row, gather in enumerate(gathers):
             span = slice(plan.query_starts[row], plan.query_starts[row + 1])
             out[span] = self._prefill(gather, layer, q[span], kv_pages, scale, soft_cap)
         return out
 
     def _gathers(self, plan: TorchPlan, layers: int, window: int | None) -> list[_Gather]:
         if plan.batch.decode_only:
-            return [self._decode_gather(plan, layers, window)]
+            groups = rows_by_length(plan.seq_lens)
+            if len(groups) == 1:
+                return [self._decode_gather(plan, None, layers, window)]
+            return [self._decode_gather(plan, group, layers, window) for group in groups]
         return [self._prefill_gather(plan, row, layers, window) for row in range(len(plan.seq_lens))]
 
     def _slices(self, blocks: torch.Tensor, layers: int) -> torch.Tensor:
@@ -88,15 +102,20 @@ class TorchBackend:
         keys = pages + heads
         return torch.cat((keys.flatten(), (keys + kv_heads).flatten()))
 
-    def _decode_gather(self, plan: TorchPlan, layers: int, window: int | None) -> _Gather:
+    def _decode_gather(self, plan: TorchPlan, group: list[int] | None, layers: int, window: int | None) -> _Gather:
         block_size, device = self.shape.block_size, self.shape.device
         lens = torch.tensor(plan.seq_lens, dtype=torch.int64)
+        rows = None if group is None else torch.tensor(group)
+        if rows is not None:
+            lens = lens[rows]
+            rows = rows.to(device)
+        tables = plan.batch.block_tables if rows is None else plan.batch.block_tables[rows]
         first = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
         first_block = first // block_size
         blocks_needed = -(-lens // block_size) - first_block
         columns = torch.arange(int(blocks_needed.max()))[None, :]
         wanted = torch.where(columns < blocks_needed[:, None], first_block[:, None] + columns, first_block[:, None])
-        blocks = plan.batch.block_tables.gather(1, wanted.to(device))
+        blocks = tables.gather(1, wanted.to(device))
         positions = first_block[:, None] * block_size + torch.arange(columns.shape[1] * block_size)[None, :]
         foreign = positions >= lens[:, None]
         hidden = foreign | (positions < first[:, None])
@@ -107,6 +126,7 @@ class TorchBackend:
             length=positions.shape[1],
             mask=mask.to(device) if hidden.any() else None,
             tail=(tail[0].to(device), tail[1].to(device)) if len(tail[0]) else None,
+            rows=rows,
         )
 
     def _prefill_gather(self, plan: TorchPlan, row: int, layers: int, window: int | None) -> _Gather:
@@ -158,6 +178,18 @@ class TorchBackend:
         keys, values = (part.expand(self.group, *part.shape) for part in kv)
         out = attend(grouped, keys, values, gather.mask, gather.causal, scale, soft_cap)
         return out.permute(2, 1, 0, 3).reshape(queries, heads, dim)
+
+
+def rows_by_length(seq_lens: Sequence[int]) -> list[list[int]]:
+    """Groups of rows for which padding to the group's longest at most doubles the K/V that is read."""
+    order = sorted(range(len(seq_lens)), key=lambda row: -seq_lens[row])
+    groups: list[list[int]] = []
+    for row in order:
+        if groups and seq_lens[row] * 2 + LENGTH_SLACK >= seq_lens[groups[-1][0]]:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
 
 
 def visibility(

@@ -50,7 +50,7 @@ def test_named_backend_that_cannot_says_why():
 
 
 def test_unknown_name_lists_the_known():
-    with pytest.raises(ConfigError, match="'flash'.*torch.*triton"):
+    with pytest.raises(ConfigError, match=r"'flash'.*torch.*triton"):
         resolve("flash", "prefill", shape(), AVAILABLE)
 
 
