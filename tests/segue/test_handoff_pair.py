@@ -81,6 +81,7 @@ def test_finished_by_the_first_token_frees_both_sides() -> None:
     assert pair.finished[key] == "length"
     assert pair.generated(key) == toy_tokens(prompt_of(17), 1, seed=7)
     assert OutcomeKind.DONE_AT_P in pair.outcomes[key]
+    assert OutcomeKind.FAILED not in pair.outcomes[key]
     assert_nothing_left(pair)
 
 
