@@ -34,7 +34,9 @@ class ClusterProcess:
     _process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        command = [str(SEGUE), "up", "--grpc-port", "0", "--http-port", "0", *self.options]
+        # By way of launcher.child, so that a test run that is killed takes its clusters along.
+        segue = [sys.executable, "-m", "launcher.child", str(os.getpid()), "launcher.cli"]
+        command = [*segue, "up", "--grpc-port", "0", "--http-port", "0", *self.options]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
