@@ -162,6 +162,14 @@ async def test_a_stream_on_the_wire_is_events_and_a_done_mark(start: Start) -> N
     ]
 
 
+async def test_with_include_usage_every_chunk_has_the_key_and_the_last_one_the_counts(start: Start) -> None:
+    body = {**TEXT, "stream": True, "stream_options": {"include_usage": True}}
+    answer = await post(await start(saying("hello")), "/v1/completions", body)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["prompt_tokens"]) == ([], 2)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_curl_can_talk_to_it(start: Start) -> None:
     front = await start(saying("hello"))
