@@ -152,7 +152,7 @@ def load_engine(
     eager = Runner(built.forward, pages, state, sampling)
     runner: PlanRunner = eager
     if info.device.type == "cuda":
-        runner = graph_runner(eager, built, state, pages, info.card.vocab_size, enabled=engine.cuda_graphs)
+        runner = graph_runner(eager, built, state, pages, info, scheduler, enabled=engine.cuda_graphs)
     return Engine(info, pages, runner)
 
 
@@ -202,14 +202,29 @@ def layer_ops(device: torch.device) -> LayerOps:
 
 
 def graph_runner(
-    eager: Runner, model: DecoderModel, state: RowState, pages: torch.Tensor, vocab_size: int, *, enabled: bool
+    eager: Runner,
+    model: DecoderModel,
+    state: RowState,
+    pages: torch.Tensor,
+    info: ModelInfo,
+    scheduler: SchedulerConfig,
+    *,
+    enabled: bool,
 ) -> PlanRunner:
-    """Graphs for decode steps, or `eager` itself where they are off or the model cannot be captured."""
+    """Graphs for decode steps and small chunks; `eager` itself where they are off or the model cannot be captured."""
     from engine.cuda import assemble
 
     if not enabled or not assemble.can_capture(model):
         return eager
-    return assemble.graph_runner(eager, model, state, pages, vocab_size, capture=True)
+    return assemble.graph_runner(
+        eager,
+        model,
+        state,
+        pages,
+        info.card.vocab_size,
+        chunk_tokens_max=scheduler.max_num_batched_tokens,
+        capture=True,
+    )
 
 
 def _pages(info: ModelInfo, page_buffer: memoryview | None) -> torch.Tensor:

@@ -28,7 +28,9 @@ ROW_FAILED = "the model produced logits that are not finite"
 
 
 @dataclass(frozen=True, slots=True)
-class _SampledStep:
+class SampledStep:
+    """What one step sampled."""
+
     rows: tuple[int, ...]
     seqs: tuple[int, ...]
     sampled: SampledTokens
@@ -38,7 +40,7 @@ class _SampledStep:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     op: int
-    steps: list[_SampledStep]
+    steps: list[SampledStep]
     started_s: float
     finished_s: float
     """CPU: when the work was done; GPU: unused."""
@@ -83,7 +85,7 @@ class Runner:
         return PlanResult(
             op=launched.op,
             steps=len(launched.steps),
-            rows=_row_tokens(launched.steps),
+            rows=row_tokens(launched.steps),
             elapsed_us=int((finished_s - launched.started_s) * 1e6),
         )
 
@@ -101,16 +103,16 @@ class Runner:
             self.sampling.start(start.row, start.sampling, start.tokens, start.tokens_prompt)
         self.state.grow(plan.grows)
 
-    def _step(self, plan: BatchPlan) -> _SampledStep:
+    def _step(self, plan: BatchPlan) -> SampledStep:
         batch = build_step(self.state, plan.chunks, plan.decodes)
         logits = self.forward(batch.model_input, self.kv_pages)
         rows = batch.rows_sampled
         seqs = tuple(self.state.seq(row) for row in rows)
         if not rows:
-            return _SampledStep((), (), _nothing_sampled(self.state.device))
+            return SampledStep((), (), _nothing_sampled(self.state.device))
         sampled = self.sampling.choose(logits, rows, batch.positions_device, batch.positions_sampled)
         self.state.append(batch.rows_device, batch.positions_device, sampled.tokens, list(rows))
-        return _SampledStep(rows, seqs, _to_host(sampled))
+        return SampledStep(rows, seqs, to_host(sampled))
 
 
 def _nothing_sampled(device: torch.device) -> SampledTokens:
@@ -119,7 +121,7 @@ def _nothing_sampled(device: torch.device) -> SampledTokens:
     )
 
 
-def _to_host(sampled: SampledTokens) -> SampledTokens:
+def to_host(sampled: SampledTokens) -> SampledTokens:
     """Start copies into pinned memory (GPU); on a CPU the tensors are there already."""
     if sampled.tokens.device.type == "cpu":
         return sampled
@@ -138,7 +140,7 @@ def _to_host(sampled: SampledTokens) -> SampledTokens:
     )
 
 
-def _row_tokens(steps: list[_SampledStep]) -> list[RowTokens]:
+def row_tokens(steps: list[SampledStep]) -> list[RowTokens]:
     """One entry for each sampled row, its tokens over all steps; a row that failed in any step reports only that."""
     if not steps or not steps[0].rows:
         return []

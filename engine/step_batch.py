@@ -33,7 +33,7 @@ class StepBatch:
 def build_step(state: RowState, chunks: Sequence[Chunk], decodes: Sequence[int]) -> StepBatch:
     """InternalError when a chunk reaches past the row's known tokens or pages."""
     for chunk in chunks:
-        _check_chunk(state, chunk)
+        check_chunk(state, chunk)
     known = [state.tokens_known[row] for row in decodes]
     for row, length in zip(decodes, known, strict=True):
         state.seq(row)
@@ -77,7 +77,8 @@ def build_step(state: RowState, chunks: Sequence[Chunk], decodes: Sequence[int])
     return StepBatch(model_input, tuple(rows_sampled), tuple(positions_sampled), parts[8], parts[9])
 
 
-def _check_chunk(state: RowState, chunk: Chunk) -> None:
+def check_chunk(state: RowState, chunk: Chunk) -> None:
+    """InternalError when a chunk reaches past the row's known tokens or pages."""
     end, known = chunk.start + chunk.length, state.tokens_known[chunk.row]
     seq = state.seq(chunk.row)
     if chunk.length < 1 or end > known or (chunk.sample and end != known):

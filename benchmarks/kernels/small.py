@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -132,19 +133,21 @@ def library_us(o: Operands) -> float:
 
 
 def gemv_tiles(product: Product) -> Iterator[GemvTile]:
-    """Tiles of 16 to 64 weights per thread."""
+    """Tiles of 16 to 64 weights per thread, at most 28 of them along K."""
     doubled = 2 if product in (QKV, GATE_UP) else 1
-    for rows, columns, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (2, 4, 8)):
+    sizes = itertools.product((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (2, 4, 8))
+    for rows, columns, warps in sizes:
         per_thread = rows * doubled * columns // (warps * 32)
-        if 16 <= per_thread <= 64 and columns >= warps * 128:
+        if 16 <= per_thread <= 64 and 1 < product.columns // columns <= 28:
             yield GemvTile(rows, columns, warps)
 
 
 def dot_tiles(product: Product) -> Iterator[DotTile]:
-    """Tiles whose stages fit into half of the shared memory."""
+    """Tiles that keep 48 to 200 KB on their way into shared memory."""
     doubled = 2 if product is GATE_UP else 1
-    for rows, columns, stages, warps in itertools.product((16, 32, 64), (128, 256, 512), (3, 4, 6), (2, 4)):
-        if 32768 <= rows * columns * 2 * doubled * (stages - 1) <= 110_000:
+    for rows, columns, stages, warps in itertools.product((16, 32, 64), (128, 256, 512, 1024), (3, 4, 6), (2, 4)):
+        stage_bytes = (rows * doubled + 8) * columns * 2
+        if stage_bytes * (stages - 1) >= 49_152 and stage_bytes * stages <= 220_000:
             yield DotTile(rows, columns, stages, warps, prefetch=min(1024, 2 * columns))
 
 
@@ -159,23 +162,27 @@ def _compile(job: tuple[Product, int, list[GemvTile | DotTile]]) -> None:
     torch.cuda.synchronize()
 
 
-def sweep(batches: tuple[int, ...]) -> None:
-    """Best launch shapes of each product, in microseconds."""
+def sweep(batches: tuple[int, ...], best_path: Path | None) -> None:
+    """Best launch shapes of each product, in microseconds; the winners go to `best_path` as JSON."""
     lists = {
         (product, batch): list(gemv_tiles(product) if batch == 1 else dot_tiles(product))
         for product in PRODUCTS
         for batch in batches
     }
-    jobs = [(p, b, tiles[part::3]) for (p, b), tiles in lists.items() for part in range(3)]
-    with ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn")) as pool:
+    jobs = [(p, b, tiles[part::4]) for (p, b), tiles in lists.items() for part in range(4)]
+    with ProcessPoolExecutor(15, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
+    best = {}
     for (product, batch), tiles in lists.items():
         operands = Operands(product, batch)
         floor_us = product.weight_bytes / READ_TBPS / 1e6
-        timed = sorted((tile_us(operands, tile, 12), str(tile)) for tile in tiles)
+        timed = sorted(((tile_us(operands, tile, 10), tile) for tile in tiles), key=lambda entry: entry[0])
         print(f"{product.name} batch {batch}: floor {floor_us:.1f}, cuBLAS {library_us(operands):.1f}", flush=True)
-        for value, text in timed[:5]:
-            print(f"    {value:7.2f}  {text}", flush=True)
+        for value, tile in timed[:4]:
+            print(f"    {value:7.2f}  {tile}", flush=True)
+        best[f"{'single' if batch == 1 else 'small'}_{product.name}"] = asdict(timed[0][1])
+    if best_path is not None:
+        best_path.write_text(json.dumps(best, indent=1))
 
 
 def products(results: ResultFile) -> None:
@@ -232,9 +239,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS / "small_kernels_h200.csv")
     parser.add_argument("--sweep", default="", help="batch sizes, such as 1,8")
+    parser.add_argument("--best", type=Path, help="JSON file for the sweep's winners")
     options = parser.parse_args()
     if options.sweep:
-        sweep(tuple(int(batch) for batch in options.sweep.split(",")))
+        sweep(tuple(int(batch) for batch in options.sweep.split(",")), options.best)
         return
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     results = ResultFile(options.results, device=device, command="kernels.small")

@@ -12,6 +12,7 @@ from segue.errors import ConfigError
 BACKENDS: dict[str, str] = {
     "torch": "engine.attention.torch_backend:TorchBackend",
     "triton": "engine.attention.triton_backend:TritonBackend",
+    "cudnn": "engine.attention.cudnn_backend:CudnnBackend",
 }
 
 AUTO_ORDER = ("triton", "torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.cuda.chunk_graphs import ChunkGraphs, step_shapes
 from engine.cuda.decode_graphs import DecodeGraphs, batch_buckets
 from engine.cuda.runner import GraphRunner
 from engine.model import DecoderModel
@@ -13,13 +14,22 @@ from engine.runner import Runner
 
 
 def graph_runner(
-    eager: Runner, model: DecoderModel, state: RowState, kv_pages: torch.Tensor, vocab_size: int, *, capture: bool
+    eager: Runner,
+    model: DecoderModel,
+    state: RowState,
+    kv_pages: torch.Tensor,
+    vocab_size: int,
+    *,
+    chunk_tokens_max: int,
+    capture: bool,
 ) -> GraphRunner:
-    """Captures a graph for every batch size up to the number of rows (`capture` False: launches kernel by kernel).
-
-    The decode backend must be able to run inside a capture; `can_capture` says whether it is."""
-    graphs = DecodeGraphs(model, kv_pages, state, vocab_size, batch_buckets(len(state.seqs)), capture=capture)
-    return GraphRunner(eager, state, graphs)
+    """Captures a graph for every batch size up to the number of rows, and for steps with prefill chunks of up to
+    `chunk_tokens_max` tokens (`capture` False: launches kernel by kernel). `can_capture` says whether a model can."""
+    rows = len(state.seqs)
+    graphs = DecodeGraphs(model, kv_pages, state, vocab_size, batch_buckets(rows), capture=capture)
+    shapes = step_shapes(chunk_tokens_max, rows)
+    chunk_graphs = ChunkGraphs(model, kv_pages, state, vocab_size, shapes, capture=capture)
+    return GraphRunner(eager, state, graphs, chunk_graphs)
 
 
 def can_capture(model: DecoderModel) -> bool:

@@ -8,7 +8,6 @@ launched one by one (in Triton's interpreter too).
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +16,8 @@ from segue_kernels.programmatic_launch import supports_pdl
 from segue_kernels.sampling import SampleScratch, sample
 
 from engine.attention.base import AttentionBatch
+from engine.cuda.blas import blas_library
+from engine.cuda.capture import captured
 from engine.cuda.fused_decode import BATCH_MAX, FusedDecode, refusal
 from engine.cuda.tiles import H200_TILES, DecodeTiles
 from engine.model import DecoderModel, StepInput
@@ -66,9 +67,11 @@ class DecodeGraphs:
         )
         self._scratch = SampleScratch.allocate(size, vocab_size, device)
         self._query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self.logits: dict[int, torch.Tensor] = {}
+        """float32 [bucket, vocab_rows] of each bucket's last step, until any other graph runs."""
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         if capture:
-            self._capture()
+            self._graphs = captured(self.buckets, self._enqueue)
 
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds `rows` places."""
@@ -91,6 +94,7 @@ class DecodeGraphs:
         )
         fused = self._fused if bucket <= BATCH_MAX else None
         logits = self._model_forward(batch) if fused is None else fused(batch)
+        self.logits[bucket] = logits
         results = self.results[:bucket]
         sample(logits, places, state.tokens, results, self._scratch, self.vocab_size, pdl=self.pdl)
 
@@ -105,21 +109,5 @@ class DecodeGraphs:
             decode_only=True,
         )
         step = StepInput(batch.token_ids, batch.positions, batch.slots, None, attention, 0, None)
-        return self.model.forward(step, self.kv_pages)
-
-    @torch.inference_mode()
-    def _capture(self) -> None:
-        """Largest first: smaller graphs then fit into the memory of larger ones. Every place is padding meanwhile."""
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        for bucket in reversed(self.buckets):
-            with torch.cuda.stream(stream):
-                self._enqueue(bucket)  # compiles kernels and makes library workspaces, neither allowed in a capture
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            gc.collect()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self._enqueue(bucket)
-            self._graphs[bucket] = graph
-        torch.cuda.current_stream().wait_stream(stream)
+        with blas_library("cublaslt"):
+            return self.model.forward(step, self.kv_pages)

@@ -4,8 +4,9 @@
     batch 2 .. 16  tensor-core products that stream the weights once; residual and SiLU fused, norms apart
     above          the model's own forward (cuBLAS), see `decode_graphs`
 
-With programmatic dependent launch every kernel of a step starts while its predecessor drains, except the first: the
-kernels before it (gather of the batch, attention's work list) write what later kernels read before their waits.
+With programmatic dependent launch a kernel of a step starts while its predecessor drains. Two do not: the first, as the
+kernels before it (gather of the batch, attention's work list) write what later kernels read before their waits; and at
+batch 1 the output projection, whose weights would get in the way of attention's short reads (step 3.88 ms, not 4.10).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class FusedDecode:
             pdl=pdl and index > 0,
         )
         attended = self._attend(index, q, attention)
-        gemv(attended, layer.o, residual=batch.x, tile=tiles.single_o, pdl=pdl)
+        gemv(attended, layer.o, residual=batch.x, tile=tiles.single_o)
         gated = gemv_gated(batch.x, layer.gate_up, layer.mlp_norm, eps, tile=tiles.single_gate_up, pdl=pdl)
         gemv(gated, layer.down, residual=batch.x, tile=tiles.single_down, pdl=pdl)
 

@@ -20,7 +20,8 @@ from segue.model_card import ModelCard
 
 @dataclass(frozen=True, slots=True)
 class RandomFiles(ModelFiles):
-    """Stands in for a checkpoint. Weights are normal with variance 1 / fan-in, norms are near one."""
+    """Stands in for a checkpoint. Weights are normal with variance 1 / fan-in, norms are near one. Numbers are drawn in
+    float32 whatever the dtype, so that two dtypes hold the same model up to rounding."""
 
     seed: int = 0
     generate_on: str = "cpu"
@@ -30,7 +31,7 @@ class RandomFiles(ModelFiles):
         generator = torch.Generator(self.generate_on).manual_seed(self.seed)
         for placement in placements(self.spec, parameters, mesh):
             shape, target = placement.target.shape, placement.target
-            values = torch.empty(shape, dtype=target.dtype, device=self.generate_on)
+            values = torch.empty(shape, dtype=torch.float32, device=self.generate_on)
             if placement.kind.endswith("norm"):
                 values.uniform_(0.5, 1.5, generator=generator)
             else:

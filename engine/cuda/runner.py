@@ -1,13 +1,16 @@
-"""Executes batch plans on a GPU: pure decode steps replay a graph, everything else goes through the eager runner.
+"""Executes batch plans on a GPU: steps that fit a graph replay it, everything else goes through the eager runner.
 
-Both share the row tables, so a row may take either path from one step to the next. A step takes the graph when all its
-rows are plain: greedy or temperature alone. Rows with filters, penalties, bias, log-probabilities or a minimum length
-take the eager path, with the whole batch.
+All share the row tables, so a row may take either path from one step to the next. Steps of many chunk tokens take the
+eager path: there the host keeps ahead of the device.
 
-The host uploads who is in the batch only when that changes: the device advances positions and feeds tokens back, and
-the host's mirror of the places advances beside it. Results are copied to pinned memory behind an event; `collect` waits
-for it, so at pipeline depth 1 the host plans the next step while this one runs. A pinned buffer is used again only
-after its plan was collected.
+A graph samples plain rows itself: greedy, or temperature alone. Rows with filters, penalties, bias, log-probabilities
+or a minimum length take part as if greedy; then the general sampler chooses again from their logits and overwrites the
+token before the next step reads it.
+
+For decode steps the host uploads who is in the batch only when that changes: the device advances positions and feeds
+tokens back, and the host's mirror of the places advances beside it. Results are copied to pinned memory behind an
+event; `collect` waits for it, so at pipeline depth 1 the host plans the next step while this one runs. A pinned buffer
+is used again only after its plan was collected.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ import numpy.typing as npt
 import torch
 from segue_kernels.decode_state import Places
 
+from engine.cuda.chunk_graphs import CHUNKS_MAX, ChunkGraphs, StepShape
 from engine.cuda.decode_graphs import DecodeGraphs
 from engine.row_state import RowState
-from engine.runner import ROW_FAILED, Runner
+from engine.runner import ROW_FAILED, Runner, SampledStep, row_tokens, to_host
 from engine.sampling_state import has_filter, has_penalty
+from engine.step_batch import check_chunk
 from segue.errors import InternalError
 from segue.plan import BatchPlan, PlanResult, RowTokens
 from segue.sampling_params import SamplingParams
@@ -37,6 +42,9 @@ class PlainSampling:
     temperature_bits: int
     seed_low: int
     seed_high: int
+
+
+GREEDY = PlainSampling(0, 0, 0)
 
 
 def plain_sampling(params: SamplingParams) -> PlainSampling | None:
@@ -54,10 +62,11 @@ class HostBuffers:
     """Pinned memory of one plan in flight."""
 
     words: torch.Tensor
-    """int32 [5, batch_max]"""
-    words_array: npt.NDArray[np.int32]
+    """int32, flat: whatever block a step uploads fits in"""
+    array: npt.NDArray[np.int32]
+    """The same memory."""
     results: torch.Tensor
-    """int32 [steps_max, batch_max]"""
+    """int32 [steps_max, places_max]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,10 @@ class GraphLaunch:
     op: int
     rows: list[int]
     seqs: list[int]
+    places: list[int]
+    """Where each row's token stands in the results."""
+    special: list[SampledStep]
+    """What the general sampler chose in each step, for its rows alone."""
     steps: int
     started_s: float
     host: HostBuffers
@@ -80,11 +93,21 @@ class PlaceMirror:
     valid: bool = False
 
 
+def _plain_tokens(row: int, seq: int, sampled: list[int]) -> RowTokens:
+    """A row's tokens over all steps; below zero in any of them, the row failed."""
+    if min(sampled) < 0:
+        return RowTokens(row, seq, [], error=ROW_FAILED)
+    return RowTokens(row, seq, sampled)
+
+
 class GraphRunner:
     """Same contract as `Runner`, which it drives for steps that no graph can do. One thread calls it."""
 
-    def __init__(self, eager: Runner, state: RowState, graphs: DecodeGraphs) -> None:
-        self._eager, self._state, self._graphs = eager, state, graphs
+    def __init__(
+        self, eager: Runner, state: RowState, graphs: DecodeGraphs, chunk_graphs: ChunkGraphs | None = None
+    ) -> None:
+        self._eager, self._state = eager, state
+        self._graphs, self._chunk_graphs = graphs, chunk_graphs
         self._sampling: list[PlainSampling | None] = [None] * len(state.seqs)
         self._mirror = PlaceMirror()
         self._launched: deque[GraphLaunch | None] = deque()
@@ -93,16 +116,22 @@ class GraphRunner:
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> None:
+        started_s = time.perf_counter()
         for start in plan.starts:
             self._sampling[start.row] = plain_sampling(start.sampling)
             self._mirror.valid = False
-        if not self._fits_graph(plan):
+        if plan.steps_max < 1 or (plan.chunks and plan.steps_max > 1):
+            raise InternalError(f"plan {plan.op} has steps_max {plan.steps_max} and {len(plan.chunks)} chunks")
+        graphs, shape = self._chunk_graphs, self._chunk_shape(plan)
+        if self._fits_decode_graph(plan):
+            self._eager.change_rows(plan)
+            self._launched.append(self._decode(plan, started_s))
+        elif graphs is not None and shape is not None:
+            self._eager.change_rows(plan)
+            self._launched.append(self._chunk_step(plan, graphs, shape, started_s))
+        else:
             self._eager.launch(plan)
             self._launched.append(None)
-            return
-        started_s = time.perf_counter()
-        self._eager.change_rows(plan)
-        self._launched.append(self._decode(plan, started_s))
 
     def collect(self) -> PlanResult:
         if not self._launched:
@@ -113,58 +142,112 @@ class GraphRunner:
         if launched.ready is not None:
             launched.ready.synchronize()
         elapsed_us = int((time.perf_counter() - launched.started_s) * 1e6)
-        tokens = launched.host.results[: launched.steps, : len(launched.rows)].T.tolist()
+        results = launched.host.results[: launched.steps].numpy()[:, launched.places].T.tolist()
         self._spare.append(launched.host)
+        special = {entry.row: entry for entry in row_tokens(launched.special)}
         rows = [
-            RowTokens(row, seq, sampled) if min(sampled) >= 0 else RowTokens(row, seq, [], error=ROW_FAILED)
-            for row, seq, sampled in zip(launched.rows, launched.seqs, tokens, strict=True)
+            special[row] if row in special else _plain_tokens(row, seq, sampled)
+            for row, seq, sampled in zip(launched.rows, launched.seqs, results, strict=True)
         ]
         return PlanResult(op=launched.op, steps=launched.steps, rows=rows, elapsed_us=elapsed_us)
 
-    def _fits_graph(self, plan: BatchPlan) -> bool:
-        if plan.chunks or not plan.decodes or len(plan.decodes) > self._graphs.buckets[-1]:
-            return False
-        return all(self._sampling[row] is not None for row in plan.decodes)
+    def _fits_decode_graph(self, plan: BatchPlan) -> bool:
+        return not plan.chunks and 0 < len(plan.decodes) <= self._graphs.buckets[-1]
+
+    def _chunk_shape(self, plan: BatchPlan) -> StepShape | None:
+        if not plan.chunks or self._chunk_graphs is None:
+            return None
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        return self._chunk_graphs.shape(tokens, len(plan.chunks), len(plan.decodes))
 
     def _decode(self, plan: BatchPlan, started_s: float) -> GraphLaunch:
-        if plan.steps_max < 1:
-            raise InternalError(f"plan {plan.op} has steps_max {plan.steps_max}")
         rows, state, graphs = plan.decodes, self._state, self._graphs
-        positions = [state.tokens_known[row] - 1 for row in rows]
-        seqs = [state.seq(row) for row in rows]
-        for row, position in zip(rows, positions, strict=True):
-            state.check_pages(row, position + plan.steps_max)
+        positions, seqs = self._decode_rows(rows, plan.steps_max)
         host = self._host_buffers(plan.steps_max)
         if not (self._mirror.valid and self._mirror.rows == rows and self._mirror.positions == positions):
-            self._upload(host, rows, positions)
-        bucket = graphs.bucket(len(rows))
+            words = host.array[: graphs.words.numel()].reshape(Places.WORDS, -1)
+            words[0, len(rows) :] = -1
+            self._fill_places(words, 0, rows, positions)
+            graphs.words.view(-1).copy_(host.words[: graphs.words.numel()], non_blocking=True)
+        bucket, places = graphs.bucket(len(rows)), list(range(len(rows)))
+        special = []
         for step in range(plan.steps_max):
             graphs.step(bucket)
             host.results[step, :bucket].copy_(graphs.results[:bucket], non_blocking=True)
-        ready = None
-        if state.device.type == "cuda":
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
+            special += self._choose_special(graphs.logits[bucket], places, rows, [at + step for at in positions])
         for row in rows:
             state.tokens_known[row] += plan.steps_max
         self._mirror = PlaceMirror(list(rows), [position + plan.steps_max for position in positions], True)
-        return GraphLaunch(plan.op, list(rows), seqs, plan.steps_max, started_s, host, ready)
+        return GraphLaunch(plan.op, list(rows), seqs, places, special, plan.steps_max, started_s, host, self._event())
 
-    def _upload(self, host: HostBuffers, rows: list[int], positions: list[int]) -> None:
-        words, count = host.words_array, len(rows)
-        chosen = [plain for plain in (self._sampling[row] for row in rows) if plain is not None]
-        words[0, count:] = -1
-        words[0, :count] = rows
-        words[1, :count] = positions
-        words[2, :count] = [plain.temperature_bits for plain in chosen]
-        words[3, :count] = [plain.seed_low for plain in chosen]
-        words[4, :count] = [plain.seed_high for plain in chosen]
-        self._graphs.words.copy_(host.words, non_blocking=True)
+    def _chunk_step(self, plan: BatchPlan, graphs: ChunkGraphs, shape: StepShape, started_s: float) -> GraphLaunch:
+        state = self._state
+        for chunk in plan.chunks:
+            check_chunk(state, chunk)
+        positions, decode_seqs = self._decode_rows(plan.decodes, 1)
+        host = self._host_buffers(1)
+        block = graphs.fill(host.array[: graphs.layout.total], shape, plan.chunks, plan.decodes, positions)
+        sampled = [(place, chunk) for place, chunk in enumerate(plan.chunks) if chunk.sample]
+        for place, chunk in sampled:
+            self._fill_places(block, place, [chunk.row], [chunk.start + chunk.length - 1])
+        self._fill_places(block, CHUNKS_MAX, plan.decodes, positions)
+        graphs.words.copy_(host.words[: graphs.layout.total], non_blocking=True)
+        graphs.step(shape)
+        host.results[0, : shape.places].copy_(graphs.results[: shape.places], non_blocking=True)
+        rows = [chunk.row for _, chunk in sampled] + plan.decodes
+        seqs = [state.seq(chunk.row) for _, chunk in sampled] + decode_seqs
+        places = [place for place, _ in sampled] + list(range(CHUNKS_MAX, CHUNKS_MAX + len(plan.decodes)))
+        newest = [chunk.start + chunk.length - 1 for _, chunk in sampled] + positions
+        special = self._choose_special(graphs.logits[shape], places, rows, newest)
+        for row in rows:
+            state.tokens_known[row] += 1
+        return GraphLaunch(plan.op, rows, seqs, places, special, 1, started_s, host, self._event())
+
+    def _choose_special(
+        self, logits: torch.Tensor, places: list[int], rows: list[int], newest: list[int]
+    ) -> list[SampledStep]:
+        """The general sampler, for the rows that the graph's cannot serve; `newest`: positions of known tokens."""
+        picked = [index for index, row in enumerate(rows) if self._sampling[row] is None]
+        if not picked:
+            return []
+        special, positions = tuple(rows[index] for index in picked), tuple(newest[index] + 1 for index in picked)
+        index = torch.tensor([[places[i] for i in picked], special, positions]).to(logits.device, non_blocking=True)
+        sampled = self._eager.sampling.choose(logits[index[0]], special, index[2], positions)
+        self._state.tokens.index_put_((index[1], index[2]), sampled.tokens)
+        return [SampledStep(special, tuple(self._state.seq(row) for row in special), to_host(sampled))]
+
+    def _decode_rows(self, rows: list[int], steps: int) -> tuple[list[int], list[int]]:
+        """Positions of the newest tokens, and sequences, of decoding rows; their pages must hold `steps` more."""
+        positions = [self._state.tokens_known[row] - 1 for row in rows]
+        for row, position in zip(rows, positions, strict=True):
+            self._state.check_pages(row, position + steps)
+        return positions, [self._state.seq(row) for row in rows]
+
+    def _fill_places(self, words: npt.NDArray[np.int32], first: int, rows: list[int], positions: list[int]) -> None:
+        """Places `first` .. of a block int32 [5, places]: see `Places`."""
+        chosen = [self._sampling[row] or GREEDY for row in rows]
+        part = words[:, first : first + len(rows)]
+        part[0], part[1] = rows, positions
+        part[2] = [plain.temperature_bits for plain in chosen]
+        part[3] = [plain.seed_low for plain in chosen]
+        part[4] = [plain.seed_high for plain in chosen]
+
+    def _event(self) -> torch.cuda.Event | None:
+        """Marks the end of what has been enqueued; None on a CPU, where it is done already."""
+        if self._state.device.type != "cuda":
+            return None
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return ready
 
     def _host_buffers(self, steps: int) -> HostBuffers:
         if self._spare and self._spare[-1].results.shape[0] >= steps:
             return self._spare.pop()
-        batch_max, pinned = self._graphs.buckets[-1], self._state.device.type == "cuda"
-        words = torch.full((Places.WORDS, batch_max), -1, dtype=torch.int32, pin_memory=pinned)
-        results = torch.empty(steps, batch_max, dtype=torch.int32, pin_memory=pinned)
+        pinned = self._state.device.type == "cuda"
+        size, places = self._graphs.words.numel(), self._graphs.buckets[-1]
+        if self._chunk_graphs is not None:
+            size = max(size, self._chunk_graphs.layout.total)
+            places = max(places, self._chunk_graphs.layout.places_max)
+        words = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        results = torch.empty(steps, places, dtype=torch.int32, pin_memory=pinned)
         return HostBuffers(words, words.numpy(), results)

@@ -6,8 +6,9 @@
 
 One program computes a few rows over the whole of K with register tiles and FMA in float32: a batch of one has no use
 for tensor cores, and no split over K means no second pass. The norm needs no pass of its own either:
-W (x * gain * s) = s * (W (x * gain)) with s = 1 / sqrt(mean(x^2) + eps), so s is applied at the end. The first weight
-tile is loaded before the PDL wait, so that weights stream in while the previous kernel drains. W is [N, K] row-major.
+W (x * gain * s) = s * (W (x * gain)) with s = 1 / sqrt(mean(x^2) + eps), so s is applied at the end. Weights are
+loaded two tiles ahead, the first two before the PDL wait, so that they stream in while the previous kernel drains.
+W is [N, K] row-major.
 """
 
 from __future__ import annotations
@@ -49,10 +50,30 @@ def weight_tile(w_ptr, rows, N, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def first_tiles(w_ptr, rows, N, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The two tiles that `row_products` starts with; the second repeats the first where K has but one."""
+    first = weight_tile(w_ptr, rows, N, 0, K, BLOCK_K)
+    second = first
+    if BLOCK_K < K:
+        second = weight_tile(w_ptr, rows, N, BLOCK_K, K, BLOCK_K)
+    return first, second
+
+
+@triton.jit
 def row_products(
-    w, x_ptr, gain_ptr, w_ptr, rows, N, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_NORM: tl.constexpr
+    first,
+    second,
+    x_ptr,
+    gain_ptr,
+    w_ptr,
+    rows,
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
-    """Dot products of W[rows] with x (normalised with HAS_NORM), float32 [rows]; `w` is the tile loaded already."""
+    """Dot products of W[rows] with x (normalised with HAS_NORM), float32 [rows]; two tiles are loaded already."""
     sums = tl.zeros([rows.shape[0], BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
@@ -61,9 +82,10 @@ def row_products(
         if HAS_NORM:
             squares += x * x
             x *= tl.load(gain_ptr + columns, mask=columns < K, other=0.0).to(tl.float32)
-        current = w.to(tl.float32)
-        if start + BLOCK_K < K:
-            w = weight_tile(w_ptr, rows, N, start + BLOCK_K, K, BLOCK_K)
+        current = first.to(tl.float32)
+        first = second
+        if start + 2 * BLOCK_K < K:
+            second = weight_tile(w_ptr, rows, N, start + 2 * BLOCK_K, K, BLOCK_K)
         sums += current * x[None, :]
     products = tl.sum(sums, axis=1)
     if HAS_NORM:
@@ -90,10 +112,10 @@ def gemv_kernel(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if PDL:
         gdc_launch_dependents()
-    first = weight_tile(w_ptr, rows, N, 0, K, BLOCK_K)
+    first, second = first_tiles(w_ptr, rows, N, K, BLOCK_K)
     if PDL:
         gdc_wait()
-    products = row_products(first, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, HAS_NORM)
+    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, HAS_NORM)
     if HAS_RESIDUAL:
         products += tl.load(residual_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, products.to(out_ptr.dtype.element_ty), mask=rows < N)
@@ -118,10 +140,10 @@ def gemv_gated_kernel(
     rows = tl.where(out_rows < width, out_rows + place % 2 * width, 2 * width)
     if PDL:
         gdc_launch_dependents()
-    first = weight_tile(w_ptr, rows, 2 * width, 0, K, BLOCK_K)
+    first, second = first_tiles(w_ptr, rows, 2 * width, K, BLOCK_K)
     if PDL:
         gdc_wait()
-    products = row_products(first, x_ptr, gain_ptr, w_ptr, rows, 2 * width, eps, K, BLOCK_K, True)
+    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, 2 * width, eps, K, BLOCK_K, True)
     gate, up = tl.split(tl.reshape(products, [BLOCK_N, 2]))
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     out = gate / (1.0 + tl.exp(-gate)) * up
@@ -160,10 +182,10 @@ def gemv_rope_kernel(
     rows = tl.where(pairs < HALF, head * DIM + pairs + place % 2 * HALF, N)
     if PDL:
         gdc_launch_dependents()
-    first = weight_tile(w_ptr, rows, N, 0, K, BLOCK_K)
+    first, second = first_tiles(w_ptr, rows, N, K, BLOCK_K)
     if PDL:
         gdc_wait()
-    products = row_products(first, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, True)
+    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, True)
     low, high = tl.split(tl.reshape(products, [BLOCK_N, 2]))
     pair = first_pair + tl.arange(0, BLOCK_N)
     inside = pair < HALF
@@ -196,6 +218,7 @@ def gemv(
 ) -> torch.Tensor:
     """x [1, K], w [N, K] -> [1, N]; with `gain` x is normalised; with `residual` the result is added into it."""
     n, k = w.shape
+    assert w.is_contiguous() and x.is_contiguous()
     tile = (tile or GemvTile()).fit(k)
     if out is None:
         out = x.new_empty(1, n) if residual is None else residual
@@ -231,6 +254,7 @@ def gemv_gated(
 ) -> torch.Tensor:
     """x [1, K], w [2 * width, K] (gate over up) -> [1, width]. `tile.rows` counts outputs: twice as many rows."""
     width, k = w.shape[0] // 2, w.shape[1]
+    assert w.is_contiguous() and x.is_contiguous()
     tile = (tile or GemvTile(rows=2)).fit(k)
     out = x.new_empty(1, width) if out is None else out
     gemv_gated_kernel[(triton.cdiv(width, tile.rows),)](
@@ -268,6 +292,7 @@ def gemv_rope(
     """x [1, K] -> q [1, heads, dim]; rope [1, dim]; K and V land in `slot` (int64 [1], -1: nowhere)."""
     _, _, _, kv_heads, page_size, dim = kv_pages.shape
     k = w.shape[1]
+    assert w.is_contiguous() and x.is_contiguous()
     tile = (tile or GemvTile(rows=2)).fit(k)
     out = x.new_empty(1, heads, dim) if out is None else out
     grid = ((heads + 2 * kv_heads) * triton.cdiv(dim // 2, tile.rows),)

@@ -110,6 +110,7 @@ def _launch(
     pdl: bool,
 ) -> torch.Tensor:
     m, k = x.shape
+    assert w.is_contiguous() and x.is_contiguous()
     columns = min(tile.columns, triton.next_power_of_2(k))
     skinny_linear_kernel[(triton.cdiv(n, tile.rows),)](
         x,

@@ -56,6 +56,8 @@ def parts_of(info: ModelInfo, decode_backend: str, *, fused: bool):
     model = build_model(info, config, positions_max=POSITIONS + 8)
     if fused:
         model.ops = FusedOps()
+        for layer in model.parameters.layers:  # a CPU's layout of wide weights is transposed
+            layer.qkv, layer.gate_up = layer.qkv.contiguous(), layer.gate_up.contiguous()
     shape = (info.pages_total, *info.layout.page_shape)
     pages = torch.full(shape, float("nan"), dtype=DTYPES[info.layout.dtype], device=info.device)
     state = RowState(ROWS, POSITIONS + 8, info.layout.block_size, info.device)
@@ -68,12 +70,14 @@ def reference_engine() -> Runner:
     return parts_of(small_model(torch.device("cpu")), "torch", fused=False)[3]
 
 
-def graph_engine(device: torch.device, *, capture: bool | None = None) -> GraphRunner:
+def graph_engine(device: torch.device, *, capture: bool | None = None, chunk_tokens_max: int = 32) -> GraphRunner:
     """Fused kernels; graphs where there is a GPU, unless `capture` says otherwise."""
     info = small_model(device)
     model, pages, state, eager = parts_of(info, "triton", fused=True)
     capture = device.type == "cuda" if capture is None else capture
-    return graph_runner(eager, model, state, pages, info.card.vocab_size, capture=capture)
+    return graph_runner(
+        eager, model, state, pages, info.card.vocab_size, chunk_tokens_max=chunk_tokens_max, capture=capture
+    )
 
 
 def planner(depth: int, steps_max: int = 1, budget: int = 32, pages: int = PAGES) -> BatchPlanner:

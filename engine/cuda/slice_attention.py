@@ -1,0 +1,68 @@
+"""Attention for small prefill chunks in a captured graph: rows of a few queries each, by the split-KV decode kernel.
+
+A chunk of 128 queries on a long cached prefix would give the prefill kernel too few programs to fill a GPU. The caller
+cuts chunks into slices of at most `slice_queries`, each a row with its own length and block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from segue_kernels.decode_attention import PACKED_MAX, DecodePlan, decode_attention, plan_decode
+
+from engine.attention.base import AttentionBatch, AttentionCapabilities
+
+
+def slice_queries(heads: int, kv_heads: int) -> int:
+    """Most queries of a slice: with the query heads of one kv-head they fill one tile of the kernel."""
+    packed: int = PACKED_MAX
+    return max(1, packed // (heads // kv_heads))
+
+
+@dataclass(slots=True)
+class SlicePlan:
+    batch: AttentionBatch
+    by_window: dict[int | None, DecodePlan] = field(default_factory=dict)
+
+
+class SliceAttention:
+    """An attention backend for rows of at most `slice_queries` queries."""
+
+    name = "slices"
+    capabilities = AttentionCapabilities(
+        devices=("cuda", "cpu"), dtypes=(torch.float32, torch.bfloat16, torch.float16), graph_capture=True
+    )
+
+    def __init__(self, heads: int, kv_heads: int) -> None:
+        self._heads, self._kv_heads = heads, kv_heads
+
+    def plan(self, batch: AttentionBatch) -> SlicePlan:
+        return SlicePlan(batch)
+
+    def forward(
+        self,
+        plan: SlicePlan,
+        layer: int,
+        q: torch.Tensor,
+        kv_pages: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> torch.Tensor:
+        if window not in plan.by_window:
+            plan.by_window[window] = plan_decode(
+                plan.batch.block_tables,
+                plan.batch.seq_lens,
+                plan.batch.query_starts,
+                heads=self._heads,
+                kv_heads=self._kv_heads,
+                head_dim=q.shape[-1],
+                kv_dtype=kv_pages.dtype,
+                queries_max=slice_queries(self._heads, self._kv_heads),
+                window=window,
+            )
+        out = torch.zeros_like(q)  # no row owns padding tokens, and memory of old results may hold anything
+        decode_attention(plan.by_window[window], layer, q, kv_pages, out, scale=scale, soft_cap=soft_cap)
+        return out
