@@ -13,11 +13,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from result_rows import ResultFile, cpu_device
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteriaList
 
 from engine.engine import Engine, load_engine
 from engine.parallel import Mesh
@@ -27,6 +28,7 @@ from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
 
+CLOCK = time.perf_counter
 PROMPT_TOKENS = 128
 DECODE_TOKENS = 24
 PREFILL_TOKENS = 1024
@@ -54,12 +56,12 @@ class EngineSide:
         """Time to the first token with K/V of `ready` positions in the row's pages already."""
         pages = list(range(row * ROW_PAGES, (row + 1) * ROW_PAGES))
         starts = [RowStart(row, row, tokens, len(tokens), ready, pages, GREEDY)]
-        began = time.perf_counter()
+        began = CLOCK()
         for start in range(ready, len(tokens), CHUNK_TOKENS):
             length = min(CHUNK_TOKENS, len(tokens) - start)
             self.run(starts=starts, chunks=[Chunk(row, start, length, start + length == len(tokens))])
             starts = []
-        return time.perf_counter() - began
+        return CLOCK() - began
 
     def cold_seconds(self, tokens: list[int], ready: int = 0) -> float:
         """`prefill_seconds` in row 0, which is free before and after."""
@@ -71,16 +73,16 @@ class EngineSide:
         self.run(ends=rows)
 
     def decode_seconds(self, batch: list[list[int]]) -> float:
-        """Seconds per step of DECODE_TOKENS decode steps after the prompts."""
+        """Median seconds of a decode step after the prompts."""
         for row, tokens in enumerate(batch):
             self.prefill_seconds(row, tokens)
         rows = list(range(len(batch)))
-        began = time.perf_counter()
+        stamps = [CLOCK()]
         for _ in range(DECODE_TOKENS):
             self.run(decodes=rows)
-        elapsed = time.perf_counter() - began
+            stamps.append(CLOCK())
         self.end(rows)
-        return elapsed / DECODE_TOKENS
+        return median_gap(stamps)
 
 
 class TransformersSide:
@@ -115,9 +117,15 @@ class TransformersSide:
         self.model.model.rotary_emb = type(self.model.model.rotary_emb)(config)
         self.model.eval()
 
-    def generate_seconds(self, batch: list[list[int]], tokens: int) -> float:
+    def generate(self, batch: list[list[int]], tokens: int) -> list[float]:
+        """Times at the start and after every token."""
+        stamps = [CLOCK()]
+
+        def stamp(ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+            stamps.append(CLOCK())
+            return torch.zeros(ids.shape[0], dtype=torch.bool)
+
         ids = torch.tensor(batch)
-        began = time.perf_counter()
         self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -125,12 +133,21 @@ class TransformersSide:
             min_new_tokens=tokens,
             do_sample=False,
             pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([stamp]),
         )
-        return time.perf_counter() - began
+        return stamps
+
+    def prefill_seconds(self, tokens: list[int]) -> float:
+        stamps = self.generate([tokens], 1)
+        return stamps[1] - stamps[0]
 
     def decode_seconds(self, batch: list[list[int]]) -> float:
-        first = self.generate_seconds(batch, 1)
-        return (self.generate_seconds(batch, DECODE_TOKENS + 1) - first) / DECODE_TOKENS
+        """Median seconds between tokens after the first."""
+        return median_gap(self.generate(batch, DECODE_TOKENS + 1)[1:])
+
+
+def median_gap(stamps: list[float]) -> float:
+    return statistics.median(after - before for before, after in pairwise(stamps))
 
 
 def alternating(ours: Callable[[], float], reference: Callable[[], float], runs: int) -> tuple[float, float]:
@@ -155,7 +172,7 @@ def measure_decode(
 
 def measure_prefill(ours: EngineSide, reference: TransformersSide, runs: int, results: ResultFile) -> None:
     prompt = prompt_tokens(random.Random(0), ours.vocab, PREFILL_TOKENS)
-    pair = alternating(lambda: ours.cold_seconds(prompt), lambda: reference.generate_seconds([prompt], 1), runs)
+    pair = alternating(lambda: ours.cold_seconds(prompt), lambda: reference.prefill_seconds(prompt), runs)
     add_speeds(results, f"prefill {PREFILL_TOKENS}", PREFILL_TOKENS, pair)
 
 
