@@ -23,6 +23,7 @@ PACKAGES = (
     "segue_kernels",
     "segue_proto",
     "segue",
+    "bench_client",
 )
 
 

@@ -22,6 +22,7 @@ TOP_LEVEL_NAMES = {
     "segue_kernels",
     "segue_proto",
     "segue",
+    "bench_client",
 }
 BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
 
