@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from engine.arch import ArchSpec
-from engine.linear import empty_wide_weight
 from engine.parallel import WHOLE, Mesh, RankShape, Shard, rank_shape
 
 
@@ -79,9 +78,6 @@ def _allocate_layer(spec: ArchSpec, shape: RankShape, dtype: torch.dtype, device
     def weight(*size: int) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def wide_weight(size_out: int) -> torch.Tensor:
-        return empty_wide_weight(size_out, spec.hidden, dtype, device)
-
     def norm(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.float32, device=device)
 
@@ -89,7 +85,7 @@ def _allocate_layer(spec: ArchSpec, shape: RankShape, dtype: torch.dtype, device
     qkv_size = q_size + 2 * shape.kv_heads * spec.head_dim
     return LayerParameters(
         attention_norm=norm(spec.hidden),
-        qkv=wide_weight(qkv_size),
+        qkv=weight(qkv_size, spec.hidden),
         qkv_bias=weight(qkv_size) if spec.qkv_bias else None,
         q_norm=norm(spec.head_dim) if spec.qk_norm else None,
         k_norm=norm(spec.head_dim) if spec.qk_norm else None,
@@ -97,7 +93,7 @@ def _allocate_layer(spec: ArchSpec, shape: RankShape, dtype: torch.dtype, device
         o_bias=weight(spec.hidden) if spec.o_bias else None,
         attention_post_norm=norm(spec.hidden) if spec.sandwich_norms else None,
         mlp_norm=norm(spec.hidden),
-        gate_up=wide_weight(2 * shape.intermediate),
+        gate_up=weight(2 * shape.intermediate, spec.hidden),
         gate_up_bias=weight(2 * shape.intermediate) if spec.mlp_bias else None,
         down=weight(spec.hidden, shape.intermediate),
         down_bias=weight(spec.hidden) if spec.mlp_bias else None,

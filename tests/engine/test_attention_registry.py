@@ -30,6 +30,12 @@ def test_auto_takes_the_fastest_that_can():
     assert resolve("auto", "decode", shape(), AVAILABLE) == "triton"
 
 
+def test_auto_prefers_cudnn_for_prefill_alone():
+    available = AVAILABLE | {"cudnn": GPU_ONLY}
+    assert resolve("auto", "prefill", shape(), available) == "cudnn"
+    assert resolve("auto", "decode", shape(), available) == "triton"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,0 +1,23 @@
+"""Every form that `linear` takes computes the same product."""
+
+import pytest
+import torch
+
+from engine.linear import FEW_TOKENS, MANY_TOKENS, WIDE_OUT, linear
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("size_out", [70, WIDE_OUT + 3])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, FEW_TOKENS, FEW_TOKENS + 1, MANY_TOKENS, MANY_TOKENS + 37])
+def test_equals_the_product_in_double_precision(tokens, transposed, size_out, with_bias):
+    torch.manual_seed(tokens)
+    weight = torch.empty(size_out, 51)
+    if transposed:
+        weight = torch.empty(51, size_out).t()
+    weight.normal_()
+    x, bias = torch.randn(tokens, 51), torch.randn(size_out) if with_bias else None
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    out = linear(x, weight, bias)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
