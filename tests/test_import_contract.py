@@ -107,3 +107,9 @@ def test_engine_and_kernels_import_without_transports(graph: grimp.ImportGraph) 
     modules = modules_below(graph, "engine", "segue_kernels")
     done = import_without({"ray", "grpc", "zmq", "redis", "transformers"}, modules)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_segue_command_starts_without_torch_ray_and_development_packages() -> None:
+    """`segue --help` and the clients stay quick, and a run-time installation is enough."""
+    done = import_without({"torch", "ray", "transformers", "matplotlib", "openai", "pytest"}, ["launcher.cli"])
+    assert done.returncode == 0, done.stderr
