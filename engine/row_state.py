@@ -2,6 +2,8 @@
 
 A step's inputs are gathered on the device from (row, position), so the newest token never has to reach the host before
 the next step starts. The host knows only counts: how many tokens and pages each row has.
+
+Copies to a GPU do not wait for it: a wait here would be one for the step before, and undo running ahead.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class RowState:
         if self.seqs[row] is not None:
             raise InternalError(f"row {row} starts sequence {seq} while it holds {self.seqs[row]}")
         self.seqs[row] = seq
-        self.tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self.tokens[row, : len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int64), non_blocking=True)
         self.tokens_known[row], self.pages_known[row] = len(tokens), 0
         self.grow([(row, pages)])
 
@@ -47,7 +49,8 @@ class RowState:
             entries.extend((row, first + index, page) for index, page in enumerate(pages))
             self.pages_known[row] += len(pages)
         if entries:
-            packed = torch.from_numpy(np.array(entries, dtype=np.int64).T.copy()).to(self.device)
+            packed = torch.from_numpy(np.array(entries, dtype=np.int64).T.copy())
+            packed = packed.to(self.device, non_blocking=True)
             self.block_tables.index_put_((packed[0], packed[1]), packed[2].int())
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor, rows_host: list[int]) -> None:

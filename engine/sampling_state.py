@@ -160,7 +160,7 @@ class SamplingState:
         if chosen.filtered is not None:
             at = chosen.filtered
             values = self._device_values(rows)[at]
-            top_k = torch.from_numpy(self._top_k[list(rows)]).to(self.device)[at]
+            top_k = self._on_device(torch.from_numpy(self._top_k[list(rows)]))[at]
             scaled[at] = apply_filters(scaled[at], top_k, values[:, _TOP_P], values[:, _MIN_P])
         tokens = draw(scaled, chosen.seeds, positions)
         return tokens if chosen.greedy is None else torch.where(chosen.greedy, logits.argmax(dim=-1), tokens)
@@ -177,7 +177,7 @@ class SamplingState:
                 logits[index, [token for token in banned if token < self.vocab_size]] = NEG_INF
 
     def _device_values(self, rows: tuple[int, ...]) -> torch.Tensor:
-        return torch.from_numpy(self._values[list(rows)]).to(self.device)
+        return self._on_device(torch.from_numpy(self._values[list(rows)]))
 
     def _row_set(self, rows: tuple[int, ...]) -> _RowSet:
         params = [self._params[row] for row in rows]
@@ -185,10 +185,10 @@ class SamplingState:
         reported = tuple(i for i, p in enumerate(params) if p.logprobs is not None)
         return _RowSet(
             rows=self._index(rows),
-            greedy=torch.tensor(greedy, device=self.device) if any(greedy) else None,
+            greedy=self._on_device(torch.tensor(greedy)) if any(greedy) else None,
             all_greedy=all(greedy),
             temperature=self._device_values(rows)[:, _TEMPERATURE],
-            seeds=torch.from_numpy(self._seeds[list(rows)]).to(self.device),
+            seeds=self._on_device(torch.from_numpy(self._seeds[list(rows)])),
             filtered=self._index_where([has_filter(p) and not p.is_greedy for p in params]),
             penalised=self._index_where([has_penalty(p) for p in params]),
             bias=self._bias(params),
@@ -200,7 +200,11 @@ class SamplingState:
         )
 
     def _index(self, values: tuple[int, ...] | list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return self._on_device(torch.tensor(values, dtype=torch.int64))
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Without waiting for the device, which has a forward to run before it needs this."""
+        return tensor.to(self.device, non_blocking=True)
 
     def _index_where(self, flags: list[bool]) -> torch.Tensor | None:
         return self._index([i for i, flag in enumerate(flags) if flag]) if any(flags) else None
@@ -210,7 +214,7 @@ class SamplingState:
         if not entries:
             return None
         index, ids, values = zip(*entries, strict=True)
-        return self._index(index), self._index(ids), torch.tensor(values, dtype=torch.float32, device=self.device)
+        return self._index(index), self._index(ids), self._on_device(torch.tensor(values, dtype=torch.float32))
 
 
 def has_filter(params: SamplingParams) -> bool:

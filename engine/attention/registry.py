@@ -15,10 +15,10 @@ BACKENDS: dict[str, str] = {
     "cudnn": "engine.attention.cudnn_backend:CudnnBackend",
 }
 
-AUTO_ORDER = ("triton", "torch")
-"""Fastest first; "auto" takes the first that can run the shape."""
-
 Phase = Literal["prefill", "decode"]
+
+AUTO_ORDER: dict[Phase, tuple[str, ...]] = {"prefill": ("cudnn", "triton", "torch"), "decode": ("triton", "torch")}
+"""Fastest first; "auto" takes the first that can run the shape. "cudnn" itself leaves short chunks to Triton."""
 
 
 def refusal(capabilities: AttentionCapabilities, shape: AttentionShape, phase: Phase) -> str | None:
@@ -45,7 +45,7 @@ def refusal(capabilities: AttentionCapabilities, shape: AttentionShape, phase: P
 def resolve(name: str, phase: Phase, shape: AttentionShape, available: Mapping[str, AttentionCapabilities]) -> str:
     """The backend's name for a configured name or "auto"; ConfigError when unknown or unable."""
     if name == "auto":
-        for candidate in AUTO_ORDER:
+        for candidate in AUTO_ORDER[phase]:
             if candidate in available and refusal(available[candidate], shape, phase) is None:
                 return candidate
         raise ConfigError(f"attention_{phase}: no backend of {sorted(available)} can run {shape}")

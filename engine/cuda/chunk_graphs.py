@@ -77,7 +77,7 @@ class StepWords:
 
 def step_shapes(tokens_max: int, decodes_max: int) -> tuple[StepShape, ...]:
     """Every shape up to a step's token budget and the number of rows."""
-    decode_sizes = sorted({min(size, decodes_max) for size in DECODE_BUCKETS})
+    decode_sizes = sorted({min(size, decodes_max) for size in (*DECODE_BUCKETS, decodes_max)})
     token_sizes = [size for size in TOKEN_BUCKETS if size <= tokens_max] or [tokens_max]
     return tuple(StepShape(tokens, decodes) for tokens in token_sizes for decodes in decode_sizes)
 

@@ -70,7 +70,7 @@ def reference_engine() -> Runner:
     return parts_of(small_model(torch.device("cpu")), "torch", fused=False)[3]
 
 
-def graph_engine(device: torch.device, *, capture: bool | None = None, chunk_tokens_max: int = 32) -> GraphRunner:
+def graph_engine(device: torch.device, *, capture: bool | None = None, chunk_tokens_max: int = 16) -> GraphRunner:
     """Fused kernels; graphs where there is a GPU, unless `capture` says otherwise."""
     info = small_model(device)
     model, pages, state, eager = parts_of(info, "triton", fused=True)
@@ -80,7 +80,7 @@ def graph_engine(device: torch.device, *, capture: bool | None = None, chunk_tok
     )
 
 
-def planner(depth: int, steps_max: int = 1, budget: int = 32, pages: int = PAGES) -> BatchPlanner:
+def planner(depth: int, steps_max: int = 1, budget: int = 16, pages: int = PAGES) -> BatchPlanner:
     limits = PlannerLimits(ROWS, budget, POSITIONS, depth, steps_max)
     return BatchPlanner(BlockPool(pages, BLOCK), limits, eos_ids=(7,))
 

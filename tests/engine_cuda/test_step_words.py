@@ -10,15 +10,15 @@ from segue.plan import Chunk
 from tests.engine_cuda.driving import parts_of, small_model
 
 
-def graphs_of(shapes: list[StepShape]) -> ChunkGraphs:
-    info = small_model(torch.device("cpu"))
+def graphs_of(device: torch.device, shapes: list[StepShape]) -> ChunkGraphs:
+    info = small_model(device)
     model, pages, state, _ = parts_of(info, "triton", fused=True)
     return ChunkGraphs(model, pages, state, info.card.vocab_size, shapes, capture=False)
 
 
-def test_nothing_of_a_larger_step_before_is_left_in_a_smaller_one() -> None:
+def test_nothing_of_a_larger_step_before_is_left_in_a_smaller_one(device: torch.device) -> None:
     small, large = StepShape(16, 2), StepShape(64, 8)
-    graphs = graphs_of([small, large])
+    graphs = graphs_of(device, [small, large])
     words = np.full(graphs.layout.total, 99, dtype=np.int32)
     graphs.fill(words, large, [Chunk(row, 0, 8, True) for row in range(8)], list(range(8)), [5] * 8)
     places = graphs.fill(words, small, [Chunk(3, 4, 9, True)], [6], [7])
@@ -31,9 +31,9 @@ def test_nothing_of_a_larger_step_before_is_left_in_a_smaller_one() -> None:
     assert (places[0] == -1).all()
 
 
-def test_a_chunk_is_cut_into_even_slices_that_see_up_to_their_own_end() -> None:
+def test_a_chunk_is_cut_into_even_slices_that_see_up_to_their_own_end(device: torch.device) -> None:
     shape = StepShape(256, 0)
-    graphs = graphs_of([shape])
+    graphs = graphs_of(device, [shape])
     words = np.zeros(graphs.layout.total, dtype=np.int32)
     graphs.fill(words, shape, [Chunk(1, 10, 150, True), Chunk(2, 0, 3, False)], [], [])
     spans = graphs.layout.spans
@@ -42,8 +42,8 @@ def test_a_chunk_is_cut_into_even_slices_that_see_up_to_their_own_end() -> None:
     assert words[spans["slice_lens"]].tolist()[:5] == [60, 110, 160, 3, 0]
 
 
-def test_the_smallest_shape_that_holds_a_step_is_taken() -> None:
-    graphs = graphs_of([StepShape(64, 0), StepShape(64, 8), StepShape(128, 0), StepShape(128, 8)])
+def test_the_smallest_shape_that_holds_a_step_is_taken(device: torch.device) -> None:
+    graphs = graphs_of(device, [StepShape(64, 0), StepShape(64, 8), StepShape(128, 0), StepShape(128, 8)])
     assert graphs.shape(60, 1, 0) == StepShape(64, 0)
     assert graphs.shape(60, 1, 3) == StepShape(64, 8)
     assert graphs.shape(65, 2, 0) == StepShape(128, 0)
