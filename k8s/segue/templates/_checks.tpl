@@ -1,0 +1,29 @@
+{{/* What a schema cannot say, because it is about two values at once. */}}
+
+{{/* `dict "name" "prefill" "pool" .Values.prefill`: fails with the name of the value. */}}
+{{- define "segue.checkPool" -}}
+{{- $pool := .pool -}}
+{{- if not (and (le (int $pool.minReplicas) (int $pool.replicas)) (le (int $pool.replicas) (int $pool.maxReplicas))) -}}
+{{- fail (printf "%s.replicas: %d is not between %s.minReplicas %d and %s.maxReplicas %d" .name (int $pool.replicas) .name (int $pool.minReplicas) .name (int $pool.maxReplicas)) -}}
+{{- end -}}
+{{- if and (eq (int $pool.gpus) 0) (lt (int $pool.kvMemoryMi) 64) -}}
+{{- fail (printf "%s.kvMemoryMi: a CPU instance needs at least 64, got %d" .name (int $pool.kvMemoryMi)) -}}
+{{- end -}}
+{{- if and (eq (int $pool.gpus) 0) (lt (int $pool.shmSizeMi) (int (add $pool.kvMemoryMi 64))) -}}
+{{- fail (printf "%s.shmSizeMi: %d is too small: the %d MiB of %s.kvMemoryMi live in it on CPU, with 64 MiB more" .name (int $pool.shmSizeMi) (int $pool.kvMemoryMi) .name) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "segue.checkPools" -}}
+{{- range $name := list "prefill" "decode" "aggregated" -}}
+{{- include "segue.checkPool" (dict "name" $name "pool" (index $.Values $name)) -}}
+{{- end -}}
+{{- $prefill := gt (int .Values.prefill.maxReplicas) 0 -}}
+{{- $decode := gt (int .Values.decode.maxReplicas) 0 -}}
+{{- if ne $prefill $decode -}}
+{{- fail "prefill.maxReplicas and decode.maxReplicas: either both pools have instances or neither; aggregated instances do both" -}}
+{{- end -}}
+{{- if not (or $prefill (gt (int .Values.aggregated.maxReplicas) 0)) -}}
+{{- fail "aggregated.maxReplicas: no pool has instances" -}}
+{{- end -}}
+{{- end -}}
