@@ -30,6 +30,7 @@ OPTION_PATHS: dict[str, tuple[str, ...]] = {
     "enable_prefix_caching": ("scheduler", "prefix_caching"),
     "pipeline_depth": ("scheduler", "pipeline_depth"),
     "steps_max": ("scheduler", "steps_max"),
+    "kv_connector": ("scheduler", "kv_connector"),
     "host": ("front", "host"),
     "grpc_port": ("front", "grpc_port"),
     "http_port": ("front", "http_port"),

@@ -53,10 +53,14 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     """Token budget of one step: decodes first, the rest for prefill chunks."""
+    tokens_saturating: int = 2048
+    """Chunk tokens after which a step takes no further prompt: more would not run faster, only later. 0: off."""
     prefix_caching: bool = True
     pipeline_depth: int = 0
     steps_max: int = 1
     handoff_lease_ms: int = 10_000
+    kv_connector: str = "auto"
+    """shared_memory, tcp; auto: shared memory where both ends see it, else TCP."""
 
 
 class WorkerConfig(Config, frozen=True, kw_only=True):

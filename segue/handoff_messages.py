@@ -43,7 +43,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     source: InstanceRef
     manifest: InstanceManifest
     process: ProcessIdentity
-    segment: SegmentDescriptor | None = None
+    offers: list[SegmentDescriptor] = []
+    """Ways to write the target's pages, best first."""
     refusal: str = ""
     """Answer only: why the pair must not be used."""
 

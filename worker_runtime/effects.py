@@ -43,7 +43,7 @@ class Effects:
     def table(self) -> dict[type, Callable[[Any], None]]:
         return {
             ev.RunPlan: lambda decision: self._engine.submit(decision.plan),
-            ev.MovePages: lambda decision: self._mover.send(decision.op, decision.target, decision.pages),
+            ev.MovePages: lambda decision: self._move(decision),
             ev.CancelMove: lambda decision: self._mover.cancel(decision.op),
             ev.LendPages: self._lend,
             ev.OpenLink: lambda decision: self._peers.open(decision.peer),
@@ -65,10 +65,13 @@ class Effects:
         if link is not None:
             link.report(decision.outcome)
 
+    def _move(self, decision: ev.MovePages) -> None:
+        self._mover.send(decision.op, decision.target, decision.attempt, decision.pages)
+
     def _lend(self, decision: ev.LendPages) -> None:
         """A source that the mover does not know (its process ended just now, or it never met us) cannot write here."""
         try:
-            self._mover.receive(decision.source, decision.pages)
+            self._mover.receive(decision.source, decision.attempt, decision.pages)
         except MoverError as error:
             log.warning("pages lent to nobody: %s", error)
             self._post(ev.PeerGone(decision.source))
@@ -78,7 +81,7 @@ class Effects:
         self._peers.channel.send(decision.message, decision.message.target)
 
     def _fence(self, decision: ev.Fence) -> None:
-        self._post(ev.Fenced(decision.op, decision.peer, self._mover.fence(decision.peer)))
+        self._post(ev.Fenced(decision.op, decision.peer, self._mover.fence(decision.peer, decision.attempt)))
 
     def _restart(self, decision: ev.RestartNeeded) -> None:
         log.error("this instance must be replaced: %s", decision.reason)

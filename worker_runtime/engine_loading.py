@@ -33,8 +33,8 @@ LoadEngine = Callable[[WorkerConfig, InstanceRef], LoadedEngine]
 def page_memory(
     config: WorkerConfig, ref: InstanceRef, pages: int, page_bytes: int
 ) -> tuple[memoryview, OwnedSegment | None]:
-    """A decode instance's pool is a shared segment, everybody else's is private memory."""
-    if config.role is Role.DECODE:
+    """A decode instance's pool is a shared segment unless pages come over TCP; everybody else's is private memory."""
+    if config.role is Role.DECODE and config.scheduler.kv_connector != "tcp":
         name = f"{config.shm_prefix}-{config.name}-{os.getpid()}-{ref.incarnation % 10**9}"
         segment = OwnedSegment(name, pages, page_bytes)
         return segment.pages, segment

@@ -115,6 +115,7 @@ class MovePages(msgspec.Struct, frozen=True, tag="move"):
     op: int
     target: InstanceRef
     pages: list[tuple[int, int]]
+    attempt: AttemptRef
 
 
 class CancelMove(msgspec.Struct, frozen=True, tag="cancel_move"):
@@ -124,10 +125,11 @@ class CancelMove(msgspec.Struct, frozen=True, tag="cancel_move"):
 
 
 class LendPages(msgspec.Struct, frozen=True, tag="lend"):
-    """From now on `source` may write these pages."""
+    """From now on `source` may write just these pages for `attempt`; none: they are taken back."""
 
     source: InstanceRef
     pages: list[int]
+    attempt: AttemptRef
 
 
 class OpenLink(msgspec.Struct, frozen=True, tag="open"):
@@ -157,8 +159,11 @@ class PublishKv(msgspec.Struct, frozen=True, tag="publish"):
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Prove that no write of `peer` (for `attempt`, if given) can land any more."""
+
     op: int
     peer: InstanceRef
+    attempt: AttemptRef | None = None
 
 
 class RestartNeeded(msgspec.Struct, frozen=True, tag="restart"):

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import segue
+from kvstore.connectors.choice import make_mover
 from kvstore.connectors.process_identity import boot_id
-from kvstore.connectors.shared_memory import SharedMemoryMover
 from kvstore.events_zmq import EventPublisher
 from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
 from segue.config import WorkerConfig
 from segue.handoff import HandoffTiming
 from segue.ids import InstanceRef
-from segue.manifest import InstanceManifest
+from segue.manifest import InstanceManifest, Role
 from segue.plan import PlanResult
 from worker_runtime.addresses import listen_address
 from worker_runtime.effects import Effects
@@ -112,10 +112,13 @@ class Instance:
 
         loop = asyncio.get_running_loop()
         self._engine = EngineThread(engine, self._on_result, lambda error: self._loop.fail_threadsafe(error))
-        self._mover = SharedMemoryMover(
+        self._mover = make_mover(
+            "shared_memory" if config.role is Role.AGGREGATED else config.scheduler.kv_connector,
+            ref,
             loaded.pages if loaded.pages is not None else memoryview(b""),
             engine.layout.page_bytes,
             segment=loaded.segment,
+            listen_host=config.bind_host if config.role is Role.DECODE else None,
             on_done=lambda: _call_if_open(loop, self._effects.collect_moves),
         )
         self._publisher = EventPublisher(ref, self._pool.snapshot_events)
@@ -215,6 +218,7 @@ def _planner_limits(config: WorkerConfig, max_model_len: int) -> PlannerLimits:
         max_model_len=max_model_len,
         pipeline_depth=scheduler.pipeline_depth,
         steps_max=scheduler.steps_max,
+        tokens_saturating=scheduler.tokens_saturating,
     )
 
 

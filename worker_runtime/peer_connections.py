@@ -1,7 +1,7 @@
-"""Meeting a peer: check that the pair fits, that memory can be shared, and watch its process.
+"""Meeting a peer: check that the pair fits, that its pages can be written, and watch its process.
 
-The source dials and says Hello until it is answered; the target answers with its segment, or with a refusal. Both sides
-check the manifests themselves: neither trusts the Conductor to have paired well.
+The source dials and says Hello until it is answered; the target answers with ways to write its pages, or with a
+refusal. Both sides check the manifests themselves: neither trusts the Conductor to have paired well.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class PeerConnections:
         if refusal:
             return refusal
         try:
-            self._mover.register(peer.ref, answer.process, answer.segment)
+            await asyncio.to_thread(self._mover.register, peer.ref, answer.process, answer.offers)
         except MoverError as error:
-            return f"no memory shared with {peer.name}: {error}"
+            return f"no way to write pages of {peer.name}: {error}"
         self._watch(peer.ref, answer)
         return None
 
@@ -113,14 +113,14 @@ class PeerConnections:
         refusal = pairing_refusal(hello.manifest, self.manifest) or ""
         if not refusal and hello.source not in self._watches:
             try:
-                self._mover.register(hello.source, hello.process, None)
+                self._mover.register(hello.source, hello.process, [])
             except MoverError as error:
                 refusal = str(error)
             else:
                 self._watch(hello.source, hello)
                 self._post(LinkReady(hello.source))
-        segment = None if refusal else self._mover.describe()
-        self.channel.send(Hello(self._ref, self.manifest, self._process, segment, refusal), hello.source)
+        offers = [] if refusal else self._mover.describe()
+        self.channel.send(Hello(self._ref, self.manifest, self._process, offers, refusal), hello.source)
 
     # -- the end of a peer's process
 

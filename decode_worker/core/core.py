@@ -277,6 +277,7 @@ class DecodeCore:
             self.stale["PrefillDone"] += 1
 
     def _land(self, attempt: DecodeAttempt, message: wire.PrefillDone) -> None:
+        self._lender.take_back(attempt)
         refusal = land(self._planner, attempt, message, self._pool.block_size)
         if refusal:
             self._fail(attempt, OutcomeKind.REFUSED, refusal)

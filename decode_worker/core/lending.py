@@ -66,7 +66,7 @@ class Lender:
         attempt.reservation = reservation
         attempt.lease_until_us = now_us + self._timing.lease_us
         attempt.handoff.advance(DecodeEvent.GRANT)
-        self._out.add(LendPages(peer, reservation.pages_new))
+        self._out.add(LendPages(peer, reservation.pages_new, attempt.key))
         self.say_grant(attempt)
         tokens_cached = len(reservation.pages_cached) * self._pool.block_size
         self._out.report(attempt, OutcomeKind.GRANTED, tokens_cached=tokens_cached)
@@ -79,20 +79,28 @@ class Lender:
 
     # -- taking back
 
+    def take_back(self, attempt: DecodeAttempt) -> None:
+        """P may write no more. A mover that can refuse writes does so from now on, also late ones on their way."""
+        if attempt.peer is not None:
+            self._out.add(LendPages(attempt.peer, [], attempt.key))
+
     def give_back(self, attempt: DecodeAttempt) -> None:
         """Return reserved pages, if any, that nobody can write any more."""
         if attempt.reservation is not None:
+            self.take_back(attempt)
             self._planner.reservation_abort(attempt.reservation, quarantine=False)
             attempt.reservation = None
 
     def quarantine(self, attempt: DecodeAttempt, reason: str, now_us: int) -> None:
-        """P may still write: nobody gets these pages, and P is told to stop."""
+        """P may still write: nobody gets these pages, P is told to stop, and the mover is asked whether it can."""
         assert attempt.reservation is not None
+        self.take_back(attempt)
         self._planner.reservation_abort(attempt.reservation, quarantine=True)
         attempt.handoff.advance(DecodeEvent.ABORT)
         attempt.ended_reason = reason
         attempt.lease_until_us = now_us + self._timing.lease_us
         self._say_abort(attempt, now_us)
+        self._fence(attempt, attempt.key)
 
     def recover(self, attempt: DecodeAttempt) -> None:
         """It is proven that nothing can land any more: quarantined pages are free again."""
@@ -109,10 +117,14 @@ class Lender:
             return
         if attempt.state is DecodeState.ABORTING:
             attempt.handoff.advance(DecodeEvent.SILENT)
+        self._fence(attempt, None)
+        self._ask_for_restart()
+
+    def _fence(self, attempt: DecodeAttempt, scope: AttemptRef | None) -> None:
+        assert attempt.peer is not None
         op, self._fence_next = self._fence_next, self._fence_next + 1
         self._fences[op] = attempt
-        self._out.add(Fence(op, attempt.peer))
-        self._ask_for_restart()
+        self._out.add(Fence(op, attempt.peer, scope))
 
     def fenced(self, event: Fenced) -> DecodeAttempt | None:
         """The attempt whose pages are proven safe by this fence, if it still waits for that."""

@@ -15,7 +15,7 @@ import msgspec
 
 from segue.errors import ConfigError, SegueError
 from segue.handoff_messages import ProcessIdentity, SegmentDescriptor
-from segue.ids import InstanceRef
+from segue.ids import AttemptRef, InstanceRef
 
 
 class MoverError(SegueError):
@@ -31,27 +31,34 @@ class MoveDone(msgspec.Struct, frozen=True):
 
 
 class Mover(Protocol):
-    """Calls never block; `on_done`, given at construction, is called from any thread when `poll` has something."""
+    """Calls do not block, but for `register`; `on_done`, given at construction, is called from any thread when `poll`
+    has something."""
 
-    def describe(self) -> SegmentDescriptor | None:
-        """What peers need to write here; None when this side is a source only."""
+    def describe(self) -> list[SegmentDescriptor]:
+        """How peers may write here, best way first; empty when this side is a source only."""
 
-    def register(self, peer: InstanceRef, process: ProcessIdentity, segment: SegmentDescriptor | None) -> None:
-        """Make a peer known and, with `segment`, its memory writable; probes the memory. Raises MoverError."""
+    def register(self, peer: InstanceRef, process: ProcessIdentity, offers: Sequence[SegmentDescriptor]) -> None:
+        """Make a peer known and, with its `offers`, its memory writable. Raises MoverError.
 
-    def send(self, op: int, peer: InstanceRef, pages: Sequence[tuple[int, int]]) -> None:
+        Probes the memory, which may take seconds: a source calls this off its loop. Without offers (a target) it is
+        immediate.
+        """
+
+    def send(self, op: int, peer: InstanceRef, attempt: AttemptRef, pages: Sequence[tuple[int, int]]) -> None:
         """Copy own page -> peer's page, in this order. Every op ends with exactly one MoveDone, errors included."""
 
-    def receive(self, peer: InstanceRef, pages: Sequence[int]) -> None:
-        """From now on `peer` may write these pages. Raises MoverError when it was never registered."""
+    def receive(self, peer: InstanceRef, attempt: AttemptRef, pages: Sequence[int]) -> None:
+        """`peer` may write just these pages for `attempt`; none: what it was lent is taken back.
+
+        Raises MoverError for a peer that was never registered."""
 
     def poll(self) -> list[MoveDone]: ...
 
     def cancel(self, op: int) -> None:
         """Pages of `op` not begun need not be moved. Unknown ops are ignored: the op may just have ended."""
 
-    def fence(self, peer: InstanceRef) -> bool:
-        """True when it is proven that no write of `peer` can land here any more."""
+    def fence(self, peer: InstanceRef, attempt: AttemptRef | None = None) -> bool:
+        """True when it is proven that no write of `peer` (for `attempt`, if given) can land here any more."""
 
     def forget(self, peer: InstanceRef) -> None:
         """Drop what `register` made, once nothing is outstanding with the peer."""
@@ -62,6 +69,7 @@ class Mover(Protocol):
 
 MOVERS: dict[str, str] = {
     "shared_memory": "kvstore.connectors.shared_memory:SharedMemoryMover",
+    "tcp": "kvstore.connectors.tcp:TcpMover",
 }
 
 

@@ -21,7 +21,7 @@ from kvstore.connectors.base import MoveDone, MoverError
 from kvstore.connectors.process_identity import ProcessWatch
 from kvstore.connectors.shared_segment import MappedSegment, OwnedSegment
 from segue.handoff_messages import ProcessIdentity, SegmentDescriptor
-from segue.ids import InstanceRef
+from segue.ids import AttemptRef, InstanceRef
 
 RUN_BYTES_MAX = 128 << 20
 """Largest single copy: a cancel is noticed within some 20 ms. Long runs pay: above a threshold near the size of the
@@ -79,10 +79,13 @@ class SharedMemoryMover:
         self._thread = threading.Thread(target=self._run, name="page-mover", daemon=True)
         self._thread.start()
 
-    def describe(self) -> SegmentDescriptor | None:
-        return None if self._segment is None else self._segment.descriptor
+    def describe(self) -> list[SegmentDescriptor]:
+        return [] if self._segment is None else [self._segment.descriptor]
 
-    def register(self, peer: InstanceRef, process: ProcessIdentity, segment: SegmentDescriptor | None) -> None:
+    def register(self, peer: InstanceRef, process: ProcessIdentity, offers: Sequence[SegmentDescriptor]) -> None:
+        segment = next((offer for offer in offers if offer.mover == "shared_memory"), None)
+        if offers and segment is None:
+            raise MoverError("the peer shares no memory")
         made = _Peer(process)
         try:
             if segment is not None:
@@ -96,18 +99,18 @@ class SharedMemoryMover:
         self._peers[peer] = made
 
     def _attach(self, made: _Peer, segment: SegmentDescriptor) -> None:
-        if segment.mover != "shared_memory" or segment.page_bytes != self._page_bytes:
-            raise MoverError(f"{segment.mover} pages of {segment.page_bytes} bytes do not fit {self._page_bytes}")
+        if segment.page_bytes != self._page_bytes:
+            raise MoverError(f"pages of {segment.page_bytes} bytes do not fit {self._page_bytes}")
         made.segment = MappedSegment(segment)
         made.pages = np.frombuffer(made.segment.pages, dtype=np.uint8).reshape(-1, self._page_bytes)
 
-    def send(self, op: int, peer: InstanceRef, pages: Sequence[tuple[int, int]]) -> None:
+    def send(self, op: int, peer: InstanceRef, attempt: AttemptRef, pages: Sequence[tuple[int, int]]) -> None:
         self._outstanding.add(op)
         self._jobs.put((op, peer, list(pages)))
 
-    def receive(self, peer: InstanceRef, pages: Sequence[int]) -> None:
+    def receive(self, peer: InstanceRef, attempt: AttemptRef, pages: Sequence[int]) -> None:
         """The whole segment is mapped by the peer already; lending is a matter of the control channel."""
-        if peer not in self._peers:
+        if pages and peer not in self._peers:
             raise MoverError(f"{peer} was never registered")
 
     def poll(self) -> list[MoveDone]:
@@ -123,7 +126,7 @@ class SharedMemoryMover:
         if op in self._outstanding:
             self._cancelled.add(op)
 
-    def fence(self, peer: InstanceRef) -> bool:
+    def fence(self, peer: InstanceRef, attempt: AttemptRef | None = None) -> bool:
         known = self._peers.get(peer)
         return known is None or known.watch.is_gone()
 

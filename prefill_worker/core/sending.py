@@ -32,7 +32,7 @@ class PageSender:
         attempt.moves[op] = (first, sources)
         attempt.blocks_handed = blocks_ready
         self._by_op[op] = attempt
-        return MovePages(op, attempt.peer, list(zip(sources, targets, strict=True)))
+        return MovePages(op, attempt.peer, list(zip(sources, targets, strict=True)), attempt.key)
 
     def finish(self, event: PagesMoved) -> tuple[PrefillAttempt, int, int] | None:
         """(attempt, first block, blocks) of an op whose pages may be reused now; None for an unknown or repeated op.

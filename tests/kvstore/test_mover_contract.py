@@ -1,111 +1,89 @@
-"""One contract for every mover. A mover joins by adding a maker to MAKERS."""
+"""One contract for every mover. A mover joins by adding a maker to `mover_ends.MAKERS`."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 import pytest
+from mover_ends import ATTEMPT, MAKERS, PAGE_BYTES, PAGES, D, Ends, P
 
-from kvstore.connectors.base import MOVERS, MoveDone, Mover, MoverError, mover_class
-from kvstore.connectors.process_identity import start_ticks, this_process
-from kvstore.connectors.shared_memory import SharedMemoryMover, page_runs
-from kvstore.connectors.shared_segment import SHM_DIR, OwnedSegment
+from kvstore.connectors.base import MOVERS, MoveDone, MoverError, mover_class
+from kvstore.connectors.choice import check_connector
+from kvstore.connectors.process_identity import this_process
 from segue.errors import ConfigError
-from segue.handoff_messages import ProcessIdentity
-from segue.ids import InstanceRef
-
-P, D = InstanceRef("p", 1), InstanceRef("d", 1)
-PAGES, PAGE_BYTES = 8, 512
-
-
-@dataclass
-class Ends:
-    source: Mover
-    target: Mover
-    source_pages: memoryview
-    target_pages: memoryview
-    finished: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-    def fill(self, page: int, value: int) -> None:
-        self.source_pages[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = bytes([value]) * PAGE_BYTES
-
-    def at_target(self, page: int) -> bytes:
-        return bytes(self.target_pages[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
-
-    def connect(self) -> None:
-        self.source.register(D, this_process(), self.target.describe())
-        self.target.register(P, this_process(), None)
-
-    def wait(self) -> MoveDone:
-        assert self.finished.acquire(timeout=30)
-        (done,) = self.source.poll()
-        return done
-
-
-def shared_memory_ends() -> Ends:
-    segment = OwnedSegment(f"seguetest-{os.getpid()}-{os.urandom(4).hex()}", PAGES, PAGE_BYTES)
-    finished = threading.Semaphore(0)
-    own = memoryview(bytearray(PAGES * PAGE_BYTES))
-    source = SharedMemoryMover(own, PAGE_BYTES, on_done=finished.release)
-    target = SharedMemoryMover(segment.pages, PAGE_BYTES, segment=segment)
-    return Ends(source, target, own, segment.pages, finished)
-
-
-MAKERS: dict[str, Callable[[], Ends]] = {"shared_memory": shared_memory_ends}
+from segue.ids import AttemptRef, InstanceRef
 
 
 @pytest.fixture(params=sorted(MAKERS))
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     made = MAKERS[request.param]()
     yield made
-    made.source.close()
-    made.target.close()
+    made.close()
 
 
 def test_every_registered_mover_runs_this_contract() -> None:
-    assert set(MOVERS) == set(MAKERS)
+    assert {"auto", *MOVERS} == set(MAKERS)
 
 
 def test_pages_land_where_they_were_sent(ends: Ends) -> None:
     ends.connect()
     for page in range(PAGES):
         ends.fill(page, page + 1)
-    ends.target.receive(P, [7, 0, 3])
-    ends.source.send(1, D, [(1, 7), (2, 0), (6, 3)])
+    ends.target.receive(P, ATTEMPT, [7, 0, 3])
+    ends.source.send(1, D, ATTEMPT, [(1, 7), (2, 0), (6, 3)])
     assert ends.wait() == MoveDone(1, 3)
     assert [ends.at_target(page)[0] for page in range(PAGES)] == [3, 0, 0, 7, 0, 0, 0, 2]
     assert ends.at_target(7) == bytes([2]) * PAGE_BYTES
 
 
+def test_blocks_that_the_target_has_are_skipped(ends: Ends) -> None:
+    """The source's table has five blocks, the grant two pages for the last two of them."""
+    ends.connect()
+    for page in range(5):
+        ends.fill(page, page + 1)
+    ends.target.receive(P, ATTEMPT, [6, 2])
+    ends.source.send(1, D, ATTEMPT, [(3, 6), (4, 2)])
+    assert ends.wait() == MoveDone(1, 2)
+    assert [ends.at_target(page)[0] for page in range(PAGES)] == [0, 0, 5, 0, 0, 0, 4, 0]
+
+
 def test_every_op_ends_exactly_once_in_order(ends: Ends) -> None:
     ends.connect()
+    ends.lend_all()
     for op in range(50):
-        ends.source.send(op, D, [(op % PAGES, op % PAGES)])
-    ended: list[int] = []
-    while len(ended) < 50:
-        assert ends.finished.acquire(timeout=30)
-        ended += [done.op for done in ends.source.poll()]
-    assert ended == list(range(50))
+        ends.source.send(op, D, ATTEMPT, [(op % PAGES, op % PAGES)])
+    assert [done.op for done in ends.wait_all(50)] == list(range(50))
     assert ends.source.poll() == []
 
 
+def test_page_sent_twice_lands_and_counts_twice(ends: Ends) -> None:
+    ends.connect()
+    ends.lend_all()
+    ends.fill(1, 5)
+    ends.source.send(1, D, ATTEMPT, [(1, 2)])
+    ends.source.send(2, D, ATTEMPT, [(1, 2), (1, 3)])
+    assert ends.wait_all(2) == [MoveDone(1, 1), MoveDone(2, 2)]
+    assert (ends.at_target(2)[0], ends.at_target(3)[0]) == (5, 5)
+
+
+def test_op_without_pages_ends(ends: Ends) -> None:
+    ends.connect()
+    ends.source.send(1, D, ATTEMPT, [])
+    assert ends.wait() == MoveDone(1, 0)
+
+
 def test_send_to_an_unregistered_peer_ends_with_an_error(ends: Ends) -> None:
-    ends.source.send(1, D, [(0, 0)])
+    ends.source.send(1, D, ATTEMPT, [(0, 0)])
     done = ends.wait()
     assert done.moved == 0 and done.error
 
 
 def test_page_out_of_range_moves_nothing(ends: Ends) -> None:
     ends.connect()
+    ends.lend_all()
     ends.fill(0, 9)
-    ends.source.send(1, D, [(0, 0), (0, PAGES)])
+    ends.source.send(1, D, ATTEMPT, [(0, 0), (0, PAGES)])
     done = ends.wait()
     assert done.moved == 0 and done.error
     assert ends.at_target(0)[0] == 0
@@ -113,90 +91,112 @@ def test_page_out_of_range_moves_nothing(ends: Ends) -> None:
 
 def test_lending_to_an_unregistered_peer_is_an_error(ends: Ends) -> None:
     with pytest.raises(MoverError):
-        ends.target.receive(P, [0])
+        ends.target.receive(P, ATTEMPT, [0])
+
+
+def test_taking_back_from_an_unregistered_peer_is_none(ends: Ends) -> None:
+    ends.target.receive(P, ATTEMPT, [])
+
+
+def test_pages_taken_back_can_be_lent_to_the_next_attempt(ends: Ends) -> None:
+    ends.connect()
+    ends.lend_all()
+    ends.target.receive(P, ATTEMPT, [])
+    second = AttemptRef("r", 2)
+    ends.target.receive(P, second, [4])
+    ends.fill(0, 8)
+    ends.source.send(1, D, second, [(0, 4)])
+    assert ends.wait() == MoveDone(1, 1)
+    assert ends.at_target(4)[0] == 8
 
 
 def test_memory_of_somebody_else_is_refused(ends: Ends) -> None:
-    segment = ends.target.describe()
-    assert segment is not None
-    forged = msgspec.structs.replace(segment, nonce=bytes(len(segment.nonce)))
-    with pytest.raises(MoverError, match="nonce"):
+    ends.target.register(P, this_process(), [])
+    forged = [msgspec.structs.replace(offer, nonce=bytes(len(offer.nonce))) for offer in ends.target.describe()]
+    with pytest.raises(MoverError, match="nonce differs"):
         ends.source.register(D, this_process(), forged)
 
 
 def test_memory_that_is_not_there_is_refused(ends: Ends) -> None:
-    segment = ends.target.describe()
-    assert segment is not None
-    with pytest.raises(MoverError, match="cannot be opened"):
-        ends.source.register(D, this_process(), msgspec.structs.replace(segment, location="seguetest-nowhere"))
+    places = {"shared_memory": "seguetest-nowhere", "tcp": "127.0.0.1:1"}
+    moved = [msgspec.structs.replace(offer, location=places[offer.mover]) for offer in ends.target.describe()]
+    with pytest.raises(MoverError):
+        ends.source.register(D, this_process(), moved)
 
 
 def test_other_page_size_is_refused(ends: Ends) -> None:
-    segment = ends.target.describe()
-    assert segment is not None
+    ends.target.register(P, this_process(), [])
+    larger = [
+        msgspec.structs.replace(offer, page_bytes=PAGE_BYTES * 2, pages=PAGES // 2) for offer in ends.target.describe()
+    ]
     with pytest.raises(MoverError):
-        ends.source.register(D, this_process(), msgspec.structs.replace(segment, page_bytes=PAGE_BYTES * 2, pages=4))
+        ends.source.register(D, this_process(), larger)
 
 
-def test_fence_proves_nothing_while_the_peer_lives(ends: Ends) -> None:
+def test_offer_of_another_mover_alone_is_refused(ends: Ends) -> None:
+    (*_, offer) = ends.target.describe()
+    with pytest.raises(MoverError):
+        ends.source.register(D, this_process(), [msgspec.structs.replace(offer, mover="telepathy")])
+
+
+def test_restarted_target_is_another_peer(ends: Ends) -> None:
+    """The process at the old address is new: what was known of its predecessor moves nothing into it."""
     ends.connect()
-    assert not ends.target.fence(P)
+    ends.source.forget(D)
+    fresh = InstanceRef(D.uuid, D.incarnation + 1)
+    ends.source.send(1, fresh, ATTEMPT, [(0, 0)])
+    ends.source.send(2, D, ATTEMPT, [(0, 0)])
+    assert [done.moved for done in ends.wait_all(2)] == [0, 0]
+    assert ends.at_target(0)[0] == 0
 
 
-def test_fence_proves_it_once_the_peer_is_gone(ends: Ends) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    ticks = start_ticks(child.pid)
-    assert ticks is not None
-    ends.target.register(P, ProcessIdentity(this_process().boot_id, child.pid, ticks), None)
-    assert not ends.target.fence(P)
-    child.communicate(b"\n")
-    assert ends.target.fence(P)
-
-
-def test_reused_pid_is_not_the_peer(ends: Ends) -> None:
-    mine = this_process()
-    ends.target.register(P, msgspec.structs.replace(mine, start_ticks=mine.start_ticks - 1), None)
-    assert ends.target.fence(P)
-
-
-def test_close_is_idempotent_and_leaves_no_memory_behind(ends: Ends) -> None:
-    segment = ends.target.describe()
-    assert segment is not None
-    path = SHM_DIR / segment.location
-    assert path.exists()
-    ends.target.close()
-    ends.target.close()
-    assert not path.exists()
-
-
-def test_cancelled_op_still_ends() -> None:
-    """The copy thread is held by a long first op, so that the second is cancelled before it begins."""
-    ends = shared_memory_ends()
+def test_peer_that_is_met_again_can_be_sent_to(ends: Ends) -> None:
     ends.connect()
-    ends.source.send(1, D, [(0, 0), (1, 2)] * 20_000)
-    ends.source.send(2, D, [(0, 1)])
+    ends.connect()
+    ends.lend_all()
+    ends.fill(0, 3)
+    ends.source.send(1, D, ATTEMPT, [(0, 0)])
+    assert ends.wait() == MoveDone(1, 1)
+    assert ends.at_target(0)[0] == 3
+
+
+def test_cancel_of_an_unknown_op_is_ignored(ends: Ends) -> None:
+    ends.connect()
+    ends.lend_all()
+    ends.source.cancel(1)
+    ends.source.send(1, D, ATTEMPT, [(0, 0)])
+    assert ends.wait() == MoveDone(1, 1)
+
+
+def test_cancelled_op_still_ends_once(ends: Ends) -> None:
+    """A long first op is under way, so that the second is cancelled before it begins."""
+    ends.connect()
+    ends.lend_all()
+    ends.source.send(1, D, ATTEMPT, [(0, 0), (1, 2)] * 20_000)
+    ends.source.send(2, D, ATTEMPT, [(0, 1)])
     ends.source.cancel(2)
-    ended = {}
-    while len(ended) < 2:
-        assert ends.finished.acquire(timeout=60)
-        ended.update({done.op: done for done in ends.source.poll()})
+    ended = {done.op: done for done in ends.wait_all(2)}
     assert ended[2] == MoveDone(2, 0, "cancelled")
-    ends.source.close()
-    ends.target.close()
+    assert ended[1] == MoveDone(1, 40_000)
 
 
-def test_segment_that_does_not_fit_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        OwnedSegment(f"seguetest-{os.getpid()}-huge", 1 << 30, 1 << 20)
-    assert not (SHM_DIR / f"seguetest-{os.getpid()}-huge").exists()
+def test_op_that_is_cancelled_under_way_says_what_landed(ends: Ends) -> None:
+    ends.connect()
+    ends.lend_all()
+    ends.source.send(1, D, ATTEMPT, [(0, 0), (1, 2)] * 100_000)
+    ends.source.cancel(1)
+    done = ends.wait()
+    assert done.moved < 200_000 and done.error == "cancelled"
+
+
+def test_close_is_idempotent(ends: Ends) -> None:
+    ends.connect()
+    for mover in (ends.source, ends.target, ends.source, ends.target):
+        mover.close()
 
 
 def test_unknown_mover_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="shared_memory"):
+    with pytest.raises(ConfigError, match="shared_memory, tcp"):
         mover_class("telepathy")
-    assert mover_class("shared_memory") is SharedMemoryMover
-
-
-def test_runs_join_only_neighbours_on_both_sides() -> None:
-    assert page_runs([(1, 5), (2, 6), (3, 9), (4, 10), (7, 11)], 64) == [(1, 5, 2), (3, 9, 2), (7, 11, 1)]
-    assert page_runs([(0, 0), (1, 1), (2, 2)], 2) == [(0, 0, 2), (2, 2, 1)]
+    with pytest.raises(ConfigError, match="auto, shared_memory, tcp"):
+        check_connector("telepathy")
