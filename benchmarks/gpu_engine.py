@@ -27,7 +27,7 @@ from segue.block_pool import BlockPool
 from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.sampling_params import SamplingParams
 
-BLOCK, PAGES, LENGTH_MAX, BUDGET_TOKENS, ROWS = 64, 9472, 34_816, 16_384, 256
+BLOCK, PAGES, LENGTH_MAX, BUDGET_TOKENS, ROWS, SATURATING = 64, 9472, 34_816, 16_384, 256, 2048
 ROOT = b"benchmark"
 
 
@@ -66,7 +66,7 @@ class Bench:
         self.engine: Engine = load_engine(ModelConfig(path="random"), config, scheduler, info=info)
         torch.cuda.synchronize()
         self.load_s = time.perf_counter() - started_s
-        limits = PlannerLimits(ROWS, BUDGET_TOKENS, LENGTH_MAX, pipeline_depth=1)
+        limits = PlannerLimits(ROWS, BUDGET_TOKENS, LENGTH_MAX, pipeline_depth=1, tokens_saturating=SATURATING)
         self.planner = BatchPlanner(BlockPool(PAGES, BLOCK), limits, eos_ids=())
         self.rng = random.Random(1)
         self.seqs = 0

@@ -203,7 +203,8 @@ class BatchPlanner:
         decodes_likely = sum(1 for seq in running if len(seq.tokens) + seq.pending - seq.scheduled == 1)
         oldest_prefills = bool(running) and running[0].remaining > 1
         budget = self._limits.max_num_batched_tokens
-        draft = PlanDraft(self._op_next, budget, decodes_likely, oldest_prefills)
+        saturating = self._limits.tokens_saturating
+        draft = PlanDraft(self._op_next, budget, decodes_likely, oldest_prefills, saturating)
         preemptions = self._table.preemptions
         for seq in running:
             if seq.state is SeqState.RUNNING:
@@ -216,7 +217,7 @@ class BatchPlanner:
         """Add what a running sequence can do in this step, if budget, row and pages allow."""
         expected = len(seq.tokens) + seq.pending
         decodes = expected - seq.scheduled == 1
-        if expected >= seq.tokens_limit or (draft.budget_decodes if decodes else draft.budget_chunks) <= 0:
+        if expected >= seq.tokens_limit or (draft.budget_decodes if decodes else draft.chunk_room) <= 0:
             return
         ready = seq.row is not None and expected <= len(seq.pages) * self._pool.block_size
         if not ready and not self._make_ready(seq, expected, draft):
@@ -224,7 +225,7 @@ class BatchPlanner:
         if decodes:
             draft.add_decode(seq)
         else:
-            draft.add_chunk(seq, min(expected - seq.scheduled, draft.budget_chunks))
+            draft.add_chunk(seq, min(expected - seq.scheduled, draft.chunk_room))
 
     def _make_ready(self, seq: Sequence, positions: int, draft: PlanDraft) -> bool:
         """Give a sequence a row, pages for `positions`, and a private page to write to."""
@@ -290,7 +291,7 @@ class BatchPlanner:
         index, table = 0, self._table
         while index < min(len(table.waiting), SIBLINGS_MAX) and table.rows_free and draft.budget > 0:
             seq = table.waiting[index]
-            if seq is self._refused and self._pool.pages_allocatable < self._pages_wanted:
+            if draft.is_saturated or (seq is self._refused and self._pool.pages_allocatable < self._pages_wanted):
                 return
             cached = self._blocks.match(seq)
             if self._is_worth_waiting(seq, len(cached)):

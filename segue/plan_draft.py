@@ -10,11 +10,16 @@ class PlanDraft:
     """What one plan will do, and how much of its token budget is left.
 
     Decodes come first: chunks get what the `decodes_likely` running decodes leave. If the oldest sequence is prefilling
-    (`reserve_chunk`), one token is kept for it, so that it advances even where decodes fill the budget.
+    (`reserve_chunk`), one token is kept for it, so that it advances even where decodes fill the budget. From the second
+    chunk on, all chunks together stay within `tokens_saturating` (0: no such bound).
     """
 
-    def __init__(self, op: int, budget: int, decodes_likely: int, reserve_chunk: bool) -> None:
+    def __init__(
+        self, op: int, budget: int, decodes_likely: int, reserve_chunk: bool, tokens_saturating: int = 0
+    ) -> None:
         self.op = op
+        self._tokens_saturating = tokens_saturating
+        self._tokens_chunks = 0
         self.budget = budget
         self.budget_chunks = max(budget - decodes_likely, int(reserve_chunk))
         self.budget_decodes = min(decodes_likely, budget - int(reserve_chunk))
@@ -29,8 +34,21 @@ class PlanDraft:
     def is_empty(self) -> bool:
         return not (self.chunks or self.decodes)
 
+    @property
+    def is_saturated(self) -> bool:
+        """Whether more chunks would only delay those already in the step."""
+        return bool(self.chunks) and 0 < self._tokens_saturating <= self._tokens_chunks
+
+    @property
+    def chunk_room(self) -> int:
+        """Tokens that the next chunk may have, 0 or less for none."""
+        if not self.chunks or not self._tokens_saturating:
+            return self.budget_chunks
+        return min(self.budget_chunks, self._tokens_saturating - self._tokens_chunks)
+
     def add_chunk(self, seq: Sequence, length: int) -> None:
         self.chunks.append((seq, length))
+        self._tokens_chunks += length
         self.budget -= length
         self.budget_chunks -= length
 

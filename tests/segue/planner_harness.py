@@ -39,9 +39,11 @@ class PlannerHarness:
         depth: int = 0,
         steps: int = 1,
         caching: bool = True,
+        saturating: int = 0,
     ) -> None:
         self.pool = BlockPool(pages, block_size, caching)
-        self.planner = BatchPlanner(self.pool, PlannerLimits(seqs, budget, model_len, depth, steps), (EOS,))
+        limits = PlannerLimits(seqs, budget, model_len, depth, steps, saturating)
+        self.planner = BatchPlanner(self.pool, limits, (EOS,))
         self.engine = PagedFakeEngine(self.pool)
         self.outputs: dict[int, Output] = {}
         self.plans: list[BatchPlan] = []

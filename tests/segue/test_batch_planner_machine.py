@@ -41,11 +41,22 @@ class PlannerMachine(RuleBasedStateMachine):
     steps_max = 1
 
     @initialize(
-        pages=st.integers(5, 12), seqs=st.integers(1, 4), budget=st.sampled_from([1, 2, 5, 16]), caching=st.booleans()
+        pages=st.integers(5, 12),
+        seqs=st.integers(1, 4),
+        budget=st.sampled_from([1, 2, 5, 16]),
+        saturating=st.sampled_from([0, 1, 3]),
+        caching=st.booleans(),
     )
-    def start(self, pages: int, seqs: int, budget: int, caching: bool) -> None:
+    def start(self, pages: int, seqs: int, budget: int, saturating: int, caching: bool) -> None:
         self.harness = PlannerHarness(
-            pages=pages, seqs=seqs, budget=budget, caching=caching, depth=self.depth, steps=self.steps_max, model_len=24
+            pages=pages,
+            seqs=seqs,
+            budget=budget,
+            saturating=saturating,
+            caching=caching,
+            depth=self.depth,
+            steps=self.steps_max,
+            model_len=24,
         )
         self.next_seq = 0
         self.orders: dict[int, int] = {}

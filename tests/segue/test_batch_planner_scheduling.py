@@ -422,6 +422,17 @@ def test_decode_plan_says_only_what_changed() -> None:
     assert len(msgspec.msgpack.encode(plan)) < 100
 
 
+def test_saturated_step_takes_no_further_prompt_but_one_prompt_may_use_the_whole_budget() -> None:
+    harness = PlannerHarness(budget=40, saturating=8)
+    for seq in range(4):
+        harness.add(seq, [10 * seq + offset for offset in range(1, 7)], max_tokens=2, order=seq)
+    harness.add(4, list(range(100, 130)), max_tokens=2, order=4)
+    harness.run()
+    lengths = [[chunk.length for chunk in plan.chunks] for plan in harness.plans if plan.chunks]
+    assert lengths == [[6, 2], [4, 4], [2, 6], [30]]
+    harness.check_outputs()
+
+
 def test_queue_counts_return_to_zero() -> None:
     harness = PlannerHarness(budget=3)
     harness.add(0, [1, 2, 3, 4, 5])
