@@ -21,6 +21,7 @@ from launcher.processes import POLL_SECONDS, ChildProcess, LocalProcesses, stop_
 from launcher.progress import Progress
 from launcher.ray_environment import prepare_ray_environment
 from launcher.runtime_dir import RuntimeDir
+from launcher.tending import Tender
 from segue.config import ClusterConfig, WorkerConfig
 from segue.errors import SegueError
 
@@ -45,7 +46,7 @@ class Endpoints(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """`start` once, then poll `death`, then `stop`; `stop` is right after a failed start too."""
+    """`start` once, then `tend` again and again, then `stop`; `stop` is right after a failed start too."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Cluster:
         self._logs = logs or self._runtime.logs
         self._front: ChildProcess | None = None
         self._pool: InstancePool | None = None
+        self._tender: Tender | None = None
 
     @property
     def runtime_dir(self) -> Path:
@@ -81,8 +83,10 @@ class Cluster:
             conductor=endpoints.grpc,
             runtime_dir=str(self._runtime.path),
         )
-        self._start_pool(workers)
+        pool = self._start_pool(workers)
         self._await_model(endpoints)
+        roles = {worker.name: worker.role for worker in workers}
+        self._tender = Tender(pool, roles, endpoints.grpc, self._progress.say)
         return endpoints
 
     def _start_front(self) -> Endpoints:
@@ -96,23 +100,24 @@ class Cluster:
         (model,) = self._front_config.model_names
         return Endpoints(grpc=ready["grpc"], http=ready["http"], model=model)
 
-    def _start_pool(self, workers: list[WorkerConfig]) -> None:
-        self._pool = self._make_pool(workers)
+    def _start_pool(self, workers: list[WorkerConfig]) -> InstancePool:
+        pool = self._pool = self._make_pool(workers)
         if not self._config.local_processes:
             with self._progress.working("starting a local Ray"):
-                self._pool.start()
+                pool.start()
             self._progress.done("local Ray is up")
         else:
-            self._pool.start()
+            pool.start()
         missing = [worker.name for worker in workers]
         deadline = time.monotonic() + START_SECONDS_MAX
         while missing:
             with self._progress.working(f"loading the model: {', '.join(missing)}"):
-                while not (ready := self._pool.ready().intersection(missing)):
+                while not (ready := pool.ready().intersection(missing)):
                     self._check_alive(deadline)
             for name in sorted(ready):
                 self._progress.done(f"{name} is ready")
             missing = [name for name in missing if name not in ready]
+        return pool
 
     def _make_pool(self, workers: list[WorkerConfig]) -> InstancePool:
         if self._config.local_processes:
@@ -134,18 +139,25 @@ class Cluster:
         """One pause of a start-up loop; raises when there is nothing to wait for any more."""
         if self._interrupted.wait(POLL_SECONDS):
             raise StartInterrupted("stopped while starting")
-        if (death := self.death()) is not None:
+        if (death := self._first_death()) is not None:
             raise StartFailed(describe(death))
         if deadline is not None and time.monotonic() > deadline:
             raise StartFailed(f"not ready after {START_SECONDS_MAX:.0f} s; see the logs with --log-dir")
 
-    def death(self) -> Death | None:
-        """The first part found dead, or None."""
+    def _first_death(self) -> Death | None:
         front = self._front.death() if self._front else None
-        return front or (self._pool.death() if self._pool else None)
+        return front or next(iter(self._pool.deaths() if self._pool else ()), None)
+
+    def tend(self) -> Death | None:
+        """One round of the watch over a started cluster: dead and hung instances are replaced. Returns the death that
+        the cluster cannot go on after: the front's, or that of the last instance that could serve."""
+        assert self._front is not None and self._tender is not None
+        return self._front.death() or self._tender.tend()
 
     def stop(self) -> None:
         try:
+            if self._tender is not None:
+                self._tender.close()
             if self._pool is not None:
                 self._pool.stop()
             if self._front is not None:

@@ -16,15 +16,21 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class InstancePool(Protocol):
-    """Started once, stopped once; a pool restarts nothing."""
+    """Started once, stopped once; whether and when an instance is started again is not a pool's decision."""
 
     def start(self) -> None: ...
 
     def ready(self) -> set[str]:
-        """Names of the instances that have registered with the Conductor."""
+        """Names of the instances whose present process has registered with the Conductor."""
 
-    def death(self) -> Death | None:
-        """The first instance found dead, or None."""
+    def deaths(self) -> list[Death]:
+        """Instances without a living process."""
+
+    def kill(self, name: str) -> None:
+        """End the instance's process at once, whatever it does (or does not) do; then it is among the dead."""
+
+    def restart(self, name: str) -> None:
+        """Start a dead instance again in its slot, after what its last process left behind is removed."""
 
     def stop(self) -> None:
         """End every instance: ask, wait, then kill. Safe after a failed `start`, and when called twice."""

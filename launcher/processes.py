@@ -20,7 +20,9 @@ import msgspec
 
 from launcher.cluster_plan import ENTRY_MODULES
 from launcher.instance_pool import Death
+from launcher.runtime_dir import clear_slot
 from segue.config import Config, WorkerConfig
+from segue.manifest import Role
 
 STOP_SECONDS_MAX = 10.0
 """A child that has not ended this long after SIGTERM is killed."""
@@ -39,7 +41,7 @@ class ChildProcess:
         self.name = name
         self.log = logs / f"{name}.log"
         self._stdout = logs / f"{name}.out"
-        with self._stdout.open("wb") as stdout, self.log.open("wb") as stderr:
+        with self._stdout.open("wb") as stdout, self.log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "launcher.child", str(os.getpid()), module],
                 stdin=subprocess.PIPE,
@@ -72,6 +74,9 @@ class ChildProcess:
     def death(self) -> Death | None:
         code = self._process.poll()
         return None if code is None else Death(self.name, exit_reason(code), log_tail(self.log))
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def terminate(self) -> None:
         if self._process.poll() is None:
@@ -115,24 +120,49 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 class LocalProcesses:
-    """An InstancePool without Ray: GPU hosts that have none, and debugging."""
+    """An InstancePool without Ray: GPU hosts that have none, and debugging.
 
-    def __init__(self, workers: Sequence[WorkerConfig], *, logs: Path) -> None:
-        self._workers = workers
+    `modules` are the entry points by role, `environment` is added to every child's."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerConfig],
+        *,
+        logs: Path,
+        modules: Mapping[Role, str] = ENTRY_MODULES,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._workers = {worker.name: worker for worker in workers}
         self._logs = logs
-        self._children: list[ChildProcess] = []
+        self._modules = modules
+        self._environment = environment or {}
+        self._children: dict[str, ChildProcess] = {}
 
     def start(self) -> None:
-        for worker in self._workers:
-            module = ENTRY_MODULES[worker.role]
-            environment = thread_environment(worker.engine.threads)
-            self._children.append(ChildProcess(worker.name, module, worker, logs=self._logs, environment=environment))
+        for name in self._workers:
+            self._start_child(name)
+
+    def _start_child(self, name: str) -> None:
+        worker = self._workers[name]
+        environment = {**thread_environment(worker.engine.threads), **self._environment}
+        module = self._modules[worker.role]
+        self._children[name] = ChildProcess(name, module, worker, logs=self._logs, environment=environment)
 
     def ready(self) -> set[str]:
-        return {child.name for child in self._children if child.ready() is not None}
+        return {child.name for child in self._children.values() if child.ready() is not None}
 
-    def death(self) -> Death | None:
-        return next((death for child in self._children if (death := child.death())), None)
+    def deaths(self) -> list[Death]:
+        return [death for child in self._children.values() if (death := child.death())]
+
+    def pid(self, name: str) -> int:
+        return self._children[name].pid
+
+    def kill(self, name: str) -> None:
+        self._children[name].kill()
+
+    def restart(self, name: str) -> None:
+        clear_slot(self._workers[name])
+        self._start_child(name)
 
     def stop(self) -> None:
-        stop_children(self._children)
+        stop_children(list(self._children.values()))

@@ -19,6 +19,7 @@ from launcher.cluster_plan import ENTRY_MODULES
 from launcher.instance_actor import InstanceActor
 from launcher.instance_pool import Death
 from launcher.processes import STOP_SECONDS_MAX, log_tail
+from launcher.runtime_dir import clear_slot
 from segue.config import WorkerConfig
 
 NODE_ADDRESS = "127.0.0.2"
@@ -81,13 +82,27 @@ class RayPool:
         self._runs[name] = actor.run.remote()
 
     def ready(self) -> set[str]:
-        return {name for name, announced in self._announcements.items() if _resolved(announced)}
+        return {
+            name
+            for name, announced in self._announcements.items()
+            if _resolved(announced) and not _resolved(self._runs[name])
+        }
 
-    def death(self) -> Death | None:
-        for name, run in self._runs.items():
-            if _resolved(run):
-                return Death(name, _ending(run), log_tail(self._logs / f"{name}.log"))
-        return None
+    def deaths(self) -> list[Death]:
+        return [
+            Death(name, _ending(run), log_tail(self._logs / f"{name}.log"))
+            for name, run in self._runs.items()
+            if _resolved(run)
+        ]
+
+    def kill(self, name: str) -> None:
+        ray.kill(self._actors[name])
+
+    def restart(self, name: str) -> None:
+        """A new actor: Ray's own restarts know neither a back-off nor a process that hangs."""
+        self.kill(name)
+        clear_slot(self._workers[name])
+        self._start_actor(name, self._workers[name])
 
     def stop(self) -> None:
         if not ray.is_initialized():

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from launcher.host_facts import SHARED_MEMORY
+from segue.config import WorkerConfig
 
 NAME_PREFIX = "segue-"
 OWNER_FILE = "owner"
@@ -50,6 +51,16 @@ def remove_cluster(path: Path) -> None:
         for segment in SHARED_MEMORY.glob(path.name + "*"):
             segment.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_slot(worker: WorkerConfig) -> None:
+    """Delete the page pool and the sockets of an instance whose process is gone: a pool may be most of the memory."""
+    if SHARED_MEMORY.is_dir():
+        for segment in SHARED_MEMORY.glob(f"{worker.shm_prefix}-{worker.name}-*"):
+            segment.unlink(missing_ok=True)
+    if worker.runtime_dir:
+        for socket in Path(worker.runtime_dir).glob(f"{worker.uuid[:12]}-*"):
+            socket.unlink(missing_ok=True)
 
 
 def stale_clusters() -> list[Path]:

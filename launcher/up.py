@@ -1,4 +1,4 @@
-"""`segue up`: run a cluster in the foreground until a signal or a death ends it."""
+"""`segue up`: run a cluster in the foreground until a signal ends it, or a death that it cannot go on after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from launcher.runtime_dir import sweep_stale_clusters
 from segue.config import ClusterConfig, FrontConfig
 from segue.errors import ConfigError, SegueError
 
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 0.1
+"""What a dead instance waits at most before it is started again."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -54,7 +55,7 @@ def _serve(cluster: Cluster, config: ClusterConfig, host: HostFacts, progress: P
     for line in banner(endpoints, config, host):
         progress.say(line)
     while not stop.wait(WATCH_SECONDS):
-        if (death := cluster.death()) is not None:
+        if (death := cluster.tend()) is not None:
             progress.say(f"segue: {describe(death)}")
             return 1
     return 0

@@ -51,6 +51,12 @@ class ClusterProcess:
         self.grpc = re.search(r"gRPC  (\S+)", self.output)[1]  # type: ignore[index]
         self.http = re.search(r"HTTP  (\S+)/v1", self.output)[1]  # type: ignore[index]
 
+    def wait_for_text(self, text: str, seconds_max: float = START_SECONDS_MAX) -> None:
+        """Until the launcher has said `text` since it was ready."""
+        start = self.output.index(LAST_LINE)
+        self._read_until(lambda: text in self.output[start:], seconds_max)
+        assert text in self.output[start:], f"it never said {text!r}:\n{self.output}"
+
     def _read_until(self, enough, seconds_max: float) -> None:  # type: ignore[no-untyped-def]
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds_max

@@ -72,16 +72,19 @@ def test_killed_launcher_takes_its_processes_along_and_the_next_one_sweeps(start
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_dead_instance_is_reported_and_ends_the_cluster(start: StartCluster, way: str) -> None:
+def test_dead_instance_is_reported_and_started_again(start: StartCluster, way: str) -> None:
     cluster = start(*WAYS[way], "--aggregated", "1")
     cluster.wait_ready()
-    folder, processes = cluster.runtime_dir(), cluster.descendants()
-    os.kill(instance_process(processes, way).pid, signal.SIGKILL)
-    assert cluster.wait_end() == 1
+    prompt = list(range(40))
+    tokens = generate(cluster.grpc, prompt).token_ids
+    dead = instance_process(cluster.descendants(), way)
+    os.kill(dead.pid, signal.SIGKILL)
+    cluster.wait_for_text("aggregated-0 is ready")
     assert "aggregated-0" in cluster.output
     assert "out of memory" in cluster.output
-    assert eventually_none_alive(processes) == []
-    assert not folder.exists()
+    assert generate(cluster.grpc, prompt).token_ids == tokens
+    assert instance_process(cluster.descendants(), way).pid != dead.pid
+    assert len(shared_memory(cluster.runtime_dir().name)) <= 1, "the dead instance's pool is still there"
 
 
 def instance_process(processes: list[psutil.Process], way: str) -> psutil.Process:
