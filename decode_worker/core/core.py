@@ -20,7 +20,7 @@ from typing import Any
 from decode_worker.core.attempt import DecodeAttempt
 from decode_worker.core.emission import Emission
 from decode_worker.core.joining import land, start_locally
-from decode_worker.core.lending import EarlyRequests, Lender
+from decode_worker.core.lending import ENDING, EarlyRequests, Lender
 from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, SeqUpdate
 from segue.block_pool import BlockPool
@@ -33,7 +33,6 @@ from worker_runtime.intake import Strangers, refusal_of
 from worker_runtime.outbox import Outbox
 
 _LENT = (DecodeState.GRANTED, DecodeState.RECEIVING)
-_ENDING = (DecodeState.ABORTING, DecodeState.QUARANTINED)
 
 
 class DecodeCore:
@@ -198,7 +197,7 @@ class DecodeCore:
         self._links.close(event.peer)
         for attempt in self._of_peer(event.peer):
             self._fail(attempt, OutcomeKind.FAILED, "prefill instance is gone")
-            if attempt.state in _ENDING:
+            if attempt.state in ENDING:
                 self._recover(attempt)
 
     def _of_peer(self, peer: InstanceRef) -> list[DecodeAttempt]:
@@ -271,7 +270,7 @@ class DecodeCore:
             self._land(attempt, message)
         elif attempt.state is DecodeState.RUNNING:
             self._out.say(attempt, wire.Complete)
-        elif attempt.state in _ENDING:
+        elif attempt.state in ENDING:
             self._recover(attempt)
         else:
             self.stale["PrefillDone"] += 1
@@ -299,7 +298,7 @@ class DecodeCore:
 
     def _on_no_more_writes(self, attempt: DecodeAttempt, message: Any) -> None:
         """P has stopped and nothing of it can land any more."""
-        if attempt.state in _ENDING:
+        if attempt.state in ENDING:
             self._recover(attempt)
         elif attempt.state in (*_LENT, DecodeState.BOOKED):
             reason = getattr(message, "reason", "prefill instance stopped")
@@ -330,7 +329,7 @@ class DecodeCore:
 
     def _fail(self, attempt: DecodeAttempt, kind: OutcomeKind, reason: str) -> None:
         """End an attempt in any live state; pages that P may still write are quarantined."""
-        if attempt.state in _ENDING:
+        if attempt.state in ENDING:
             return
         self._out.report(attempt, kind, reason)
         if attempt.state in _LENT:
@@ -377,7 +376,7 @@ class DecodeCore:
         for message in self._early.expire(self._now_us):
             self._strangers.answer(message, self._now_us, known=False, expected=(wire.GrantRequest,))
         for attempt in list(self._attempts.values()):
-            if attempt.state in _ENDING:
+            if attempt.state in ENDING:
                 self._lender.chase(attempt, self._now_us)
             elif attempt.deadline_us is not None and self._now_us >= attempt.deadline_us:
                 self._fail(attempt, OutcomeKind.FAILED, "deadline passed")
@@ -394,7 +393,5 @@ class DecodeCore:
 
     def _on_fenced(self, event: ev.Fenced) -> None:
         attempt = self._lender.fenced(event)
-        if attempt is not None and attempt.state in _ENDING:
+        if attempt is not None:
             self._recover(attempt)
-        else:
-            self.stale["Fenced"] += 1

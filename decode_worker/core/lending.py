@@ -19,6 +19,8 @@ from segue.worker_messages import OutcomeKind
 from worker_runtime.events import Fence, Fenced, LendPages, RestartNeeded
 from worker_runtime.outbox import Outbox
 
+ENDING = (DecodeState.ABORTING, DecodeState.QUARANTINED)
+
 QUARANTINED_PERCENT_MAX = 5
 """More than this, unproven for a whole lease, is not coming back by itself."""
 
@@ -32,7 +34,8 @@ class Lender:
         self._timing = timing
         self._out = out
         self._asking: OrderedDict[AttemptRef, DecodeAttempt] = OrderedDict()
-        self._fences: dict[int, DecodeAttempt] = {}
+        self._fences: dict[int, tuple[DecodeAttempt, bool]] = {}
+        """Outstanding op -> (attempt, whether it is about the attempt's pages alone)."""
         self._fence_next = 1
         self.restart_asked = False
 
@@ -104,9 +107,9 @@ class Lender:
 
     def recover(self, attempt: DecodeAttempt) -> None:
         """It is proven that nothing can land any more: quarantined pages are free again."""
-        assert attempt.reservation is not None
-        self._pool.unquarantine(attempt.reservation.pages_new)
-        attempt.reservation = None
+        if attempt.reservation is not None:
+            self._pool.unquarantine(attempt.reservation.pages_new)
+            attempt.reservation = None
 
     def chase(self, attempt: DecodeAttempt, now_us: int) -> None:
         """Ask again for the end of writes; after a lease without answer let the mover prove it."""
@@ -123,13 +126,21 @@ class Lender:
     def _fence(self, attempt: DecodeAttempt, scope: AttemptRef | None) -> None:
         assert attempt.peer is not None
         op, self._fence_next = self._fence_next, self._fence_next + 1
-        self._fences[op] = attempt
+        self._fences[op] = (attempt, scope is not None)
         self._out.add(Fence(op, attempt.peer, scope))
 
     def fenced(self, event: Fenced) -> DecodeAttempt | None:
-        """The attempt whose pages are proven safe by this fence, if it still waits for that."""
-        attempt = self._fences.pop(event.op, None)
-        return attempt if event.proven else None
+        """The attempt that this fence proves to be over, if it still waits for that.
+
+        Where only its pages are proven safe they are free at once, but the attempt goes on waiting for P's word: P may
+        still compute for it."""
+        attempt, pages_alone = self._fences.pop(event.op, (None, False))
+        if attempt is None or not event.proven or attempt.state not in ENDING:
+            return None
+        if pages_alone:
+            self.recover(attempt)
+            return None
+        return attempt
 
     def _say_abort(self, attempt: DecodeAttempt, now_us: int) -> None:
         attempt.said_us = now_us

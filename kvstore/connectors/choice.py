@@ -96,7 +96,8 @@ class ProbingMover:
             mover.cancel(op)
 
     def fence(self, peer: InstanceRef, attempt: AttemptRef | None = None) -> bool:
-        return all([mover.fence(peer, attempt) for mover in self._in_question(peer)])
+        proofs = [mover.fence(peer, attempt) for mover in self._in_question(peer)]
+        return all(proofs)
 
     def forget(self, peer: InstanceRef) -> None:
         self._usable.pop(peer, None)

@@ -4,9 +4,9 @@
       magic u16 | kind u8 | version u8 | length u32 | op u64 | number u64 | digest u64 | check u64
     payload, `length` bytes
 
-`digest` is xxh3_64 of the payload. `check` is xxh3_64 of the 32 bytes before it, seeded with the session (nonce and both
-incarnations): a frame of another session, or a header with one byte changed, is seen before anything is believed of it,
-above all where a page goes. Neither is a signature: the network between instances is private.
+`digest` is xxh3_64 of the payload. `check` is xxh3_64 of the 32 bytes before it, seeded with the session (nonce and
+both incarnations): a frame of another session, or a header with one byte changed, is seen before anything is believed
+of it, above all where a page goes. Neither is a signature: the network between instances is private.
 
     source -> target   GREET(greeting)  { BEGIN(op, attempt)  PAGE(op, page number)*  END(op, pages sent) }*
     target -> source   WELCOME | REFUSED(reason)  { DONE(op, pages valid, reason) }*

@@ -10,7 +10,7 @@ from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_hash import token_bytes
 from segue.block_pool import BlockPool
-from segue.handoff import EARLY_MESSAGES_MAX, HandoffTiming
+from segue.handoff import EARLY_MESSAGES_MAX, DecodeState, HandoffTiming
 from segue.ids import AttemptRef, InstanceRef
 from segue.plan import PlanResult, RowTokens
 from segue.sampling_params import SamplingParams
@@ -223,3 +223,46 @@ def test_request_whose_assign_never_comes_is_answered_stale_after_a_lease() -> N
     assert driver.core.next_wakeup() is not None
     decisions = driver.step(after_us=TIMING.lease_us)
     assert [type(decision.message) for decision in decisions if isinstance(decision, ev.SendPeer)] == [wire.Stale]
+
+
+def lent_and_cancelled() -> tuple[Driver, ev.Fence]:
+    driver = Driver()
+    driver.submit("a", list(range(10)), prefill=True)
+    driver.step(ev.PeerMessage(wire.GrantRequest("a", 1, P, ME)))
+    decisions = driver.step(ev.CancelRequested(AttemptRef("a", 1), "client gone"))
+    (fence,) = [decision for decision in decisions if isinstance(decision, ev.Fence)]
+    assert ev.LendPages(P, [], AttemptRef("a", 1)) in decisions
+    return driver, fence
+
+
+def test_cancel_asks_the_mover_at_once_whether_lent_pages_are_safe() -> None:
+    driver, fence = lent_and_cancelled()
+    assert (fence.peer, fence.attempt) == (P, AttemptRef("a", 1))
+    assert driver.pool.counts().quarantined == 3
+
+
+def test_pages_proven_safe_are_free_before_p_answers() -> None:
+    driver, fence = lent_and_cancelled()
+    driver.step(ev.Fenced(fence.op, P, True))
+    assert driver.pool.counts().quarantined == 0
+    assert list(driver.core.states().values()) == [DecodeState.ABORTING]
+    driver.step(ev.PeerMessage(wire.AbortAck("a", 1, P, ME)))
+    assert driver.core.is_idle
+
+
+def test_pages_not_proven_safe_wait_for_p() -> None:
+    driver, fence = lent_and_cancelled()
+    driver.step(ev.Fenced(fence.op, P, False))
+    assert driver.pool.counts().quarantined == 3
+    driver.step(ev.PeerMessage(wire.AbortAck("a", 1, P, ME)))
+    assert driver.pool.counts().quarantined == 0
+
+
+def test_pages_are_taken_back_before_a_batch_may_use_them() -> None:
+    driver = Driver()
+    driver.submit("a", list(range(10)), prefill=True)
+    driver.step(ev.PeerMessage(wire.GrantRequest("a", 1, P, ME)))
+    decisions = driver.step(ev.PeerMessage(wire.PrefillDone("a", 1, P, ME, 5, None, 3, 3)))
+    kinds = [type(decision) for decision in decisions]
+    assert ev.LendPages(P, [], AttemptRef("a", 1)) in decisions
+    assert kinds.index(ev.LendPages) < kinds.index(ev.RunPlan)
