@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bench_client import command as bench_command
-from launcher import client_commands, doctor
+from launcher import client_commands, doctor, simulate
 from launcher.options import check_model_path, cluster_config, parse_bytes, read_config_file
 from launcher.progress import Progress
 from launcher.up import run_up
@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Segue: a disaggregated prefill/decode serving cluster.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 client_commands.register(app)
+simulate.register(app)
 bench_command.register(app)
 
 

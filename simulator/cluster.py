@@ -8,7 +8,6 @@ import msgspec
 
 from conductor.core.events import InstanceJoined
 from conductor.core.machine import ConductorCore
-from conductor.core.policy import RoutingPolicy
 from decode_worker.core.core import DecodeCore
 from prefill_worker.core.core import PrefillCore
 from segue.batch_planner import BatchPlanner, PlannerLimits
@@ -24,6 +23,7 @@ from simulator.event_heap import EventHeap
 from simulator.links import SharedLinks
 from simulator.network import Calm, Network
 from simulator.parts import ConductorPort, FrontPort, WorkerPort
+from simulator.policies import PolicyContext, make_policy
 from simulator.prompt_tokens import EOS, PromptTokens
 from simulator.trace_front import TraceFront
 from simulator.worker import Worker
@@ -52,6 +52,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 1 << 18
     tokens_output_max: int = 4_096
     """What every client asks for at most: nobody but the engine knows better."""
+    refuse_ttft_us: float = float("inf")
+    refuse_tpot_us: float = float("inf")
+    """Policies that reject by prediction do so beyond these."""
+    queue_max: int = 1 << 20
+    """Requests that may wait in one Conductor."""
     conductors: int = 1
     view_delay_us: int = 0
     report_us: int = 1_000_000
@@ -62,19 +67,16 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster:
-    """Implements `simulator.parts.Parts`. `policy` makes one for each Conductor."""
+    """Implements `simulator.parts.Parts`. Every Conductor gets a policy of its own, by name."""
 
-    def __init__(self, spec: ClusterSpec, workload: Workload, policy: Callable[[int], RoutingPolicy | None]) -> None:
+    def __init__(self, spec: ClusterSpec, workload: Workload, policy: str = "segue") -> None:
         self.spec = spec
         self.workload = workload
         self.heap = EventHeap()
         self.network = Network(self.heap, Calm())
         self.links = SharedLinks(self.heap, lambda _: spec.link)
         self._layout = _layout(spec)
-        self._conductors = {
-            f"conductor-{number}": Conductor(f"conductor-{number}", ConductorCore(policy=policy(number)), self)
-            for number in range(spec.conductors)
-        }
+        self._conductors = {f"conductor-{n}": self._make_conductor(n, policy) for n in range(spec.conductors)}
         self._outputs = [request.tokens_output for request in workload.requests]
         roles = [(Role.PREFILL, spec.prefill), (Role.DECODE, spec.decode), (Role.AGGREGATED, spec.aggregated)]
         self.workers = [self._make_worker(role, number) for role, count in roles for number in range(count)]
@@ -129,6 +131,18 @@ class Cluster:
         return self._fronts[name]
 
     # -- putting together
+
+    def _make_conductor(self, number: int, policy: str) -> Conductor:
+        spec = self.spec
+        context = PolicyContext(
+            cost=spec.cost,
+            link=spec.link,
+            seed=spec.seed * 1_000 + number,
+            slo_ttft_us=spec.refuse_ttft_us,
+            slo_tpot_us=spec.refuse_tpot_us,
+        )
+        core = ConductorCore(policy=make_policy(policy, context), queue_max=spec.queue_max)
+        return Conductor(f"conductor-{number}", core, self, context.notes)
 
     def _make_worker(self, role: Role, number: int) -> Worker:
         spec, name = self.spec, f"{role}-{number}"

@@ -17,19 +17,23 @@ from conductor.core.decisions import (
 )
 from conductor.core.events import Event, RequestFinished, Tick
 from conductor.core.machine import ConductorCore
+from segue.block_hash import block_hashes
+from segue.errors import Overloaded
 from segue.ids import InstanceRef
-from segue.worker_messages import Peer
+from segue.worker_messages import Assign, Peer
 from simulator.event_heap import Rank
 from simulator.parts import FrontPort, Parts
+from simulator.policies import Fetch, PolicyNotes
 from worker_runtime import events as ev
 
 
 class Conductor:
     """One Conductor and the front whose requests it places. A decision takes no virtual time."""
 
-    def __init__(self, name: str, core: ConductorCore, parts: Parts) -> None:
+    def __init__(self, name: str, core: ConductorCore, parts: Parts, notes: PolicyNotes | None = None) -> None:
         self.name = name
         self.core = core
+        self._notes = notes or PolicyNotes()
         self.front: FrontPort | None = None
         self.step_ns: list[int] = []
         """Real time of each step that placed something: cost of a decision."""
@@ -56,7 +60,16 @@ class Conductor:
             self.step_ns.append(perf_counter_ns() - started_ns)
         for decision in decisions:
             self._carry_out(decision)
+        self._refuse()
         self._plan_wakeup()
+
+    def _refuse(self) -> None:
+        """What the policy will not take leaves the core's queue, where an empty ranking had left it."""
+        refusals, self._notes.refusals = self._notes.refusals, {}
+        for key, reason in refusals.items():
+            self.finish(key.request_id, "refused by the policy")
+            if self.front is not None:
+                self.front.on_rejected(key, Overloaded(reason, resource="predicted latency", retry_after_ms=1_000))
 
     def _plan_wakeup(self) -> None:
         wakeup_us = self.core.next_wakeup()
@@ -102,9 +115,12 @@ class Conductor:
         assign = front.assignment(route.key, prefill, decode)
         if assign is None:
             return
-        for ref in (route.decode, route.prefill):
-            if ref is not None:
-                self._tell(ref, ev.Assigned(assign, self.name))
+        self._tell(route.decode, ev.Assigned(assign, self.name))
+        fetch = self._notes.fetches.pop(route.key, None)
+        if route.prefill is not None and fetch is None:
+            self._tell(route.prefill, ev.Assigned(assign, self.name))
+        elif route.prefill is not None and fetch is not None:
+            self._tell_after_fetch(route.prefill, fetch, assign)
         front.on_placed(route.key, prefill.name if prefill else "", decode.name)
 
     def _tell(self, ref: InstanceRef, event: ev.Event) -> None:
@@ -114,6 +130,19 @@ class Conductor:
             worker = parts.worker(ref)
             if worker is not None:
                 worker.post(event)
+
+        parts.network.stream(self.name, ref.uuid, deliver)
+
+    def _tell_after_fetch(self, ref: InstanceRef, fetch: Fetch, assign: Assign) -> None:
+        """The prefix is copied before the prefill instance hears of the request."""
+        parts = self._parts
+        size = self.core.fleet.instances[ref.uuid].block_size
+        hashes = block_hashes(assign.hash_root, assign.token_ids[: fetch.blocks * size * 4], size)
+
+        def deliver() -> None:
+            worker = parts.worker(ref)
+            if worker is not None:
+                worker.fetch(fetch.source, hashes, lambda: worker.post(ev.Assigned(assign, self.name)))
 
         parts.network.stream(self.name, ref.uuid, deliver)
 

@@ -83,7 +83,9 @@ def shared_prefix_groups(
     requests = []
     start_us = 0
     for rate, seconds in rates:
-        for at_us in itertools.takewhile(lambda us, s=seconds: us < s * 1e6, poisson_arrivals_us(rate, source)):
+        for at_us in poisson_arrivals_us(rate, source):
+            if at_us >= seconds * 1e6:
+                break
             group, user = source.randrange(groups), source.randrange(users)
             prefix = tuple(group * spans_prefix + index for index in range(spans_prefix))
             first = groups * spans_prefix + (group * users + user) * spans_question

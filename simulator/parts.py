@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from conductor.core.events import Event as ConductorEvent
@@ -45,6 +46,9 @@ class WorkerPort(Protocol):
     def post(self, event: WorkerEvent) -> None: ...
 
     def resync(self, sequence_seen: int) -> None: ...
+
+    def fetch(self, source: str, hashes: list[bytes], then: Callable[[], None]) -> None:
+        """Copy blocks of a chain from another instance into the cache, as far as there is room; then call `then`."""
 
 
 class ConductorPort(Protocol):

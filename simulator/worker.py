@@ -102,6 +102,31 @@ class Worker:
         else:
             self._publish(replay)
 
+    def fetch(self, source: str, hashes: list[bytes], then: Callable[[], None]) -> None:
+        """What a KV store in front of the instance would do. Room is looked for when the bytes have arrived; the blocks
+        come in as cache, like those of a request that has ended."""
+        missing = len(hashes) - len(self.pool.match(hashes))
+        if not missing:
+            then()
+            return
+        size_bytes = missing * self.manifest.layout.page_bytes
+
+        def landed() -> None:
+            if self.alive:
+                self._keep(hashes)
+                then()
+
+        self._parts.links.send(source, self._ref.uuid, size_bytes, landed)
+
+    def _keep(self, hashes: list[bytes]) -> None:
+        held = self.pool.match(hashes)
+        self.pool.acquire(held)
+        room = min(len(hashes) - len(held), self.pool.pages_allocatable)
+        pages = self.pool.allocate(room)
+        for place, page in enumerate(pages, len(held)):
+            self.pool.publish(page, hashes[place], hashes[place - 1] if place else b"")
+        self.pool.release(held + pages)
+
     # -- stepping
 
     def _step(self) -> None:

@@ -24,6 +24,7 @@ PACKAGES = (
     "segue_proto",
     "segue",
     "bench_client",
+    "simulator",
 )
 
 

@@ -23,6 +23,7 @@ TOP_LEVEL_NAMES = {
     "segue_proto",
     "segue",
     "bench_client",
+    "simulator",
 }
 BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
 

@@ -1,0 +1,46 @@
+"""The table that `segue simulate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from simulator.report import RunSummary, highest_good_rate
+
+COLUMNS: dict[str, Callable[[RunSummary], str]] = {
+    "policy": lambda each: each.policy + ("" if each.complete else " (part)"),
+    "req/s": lambda each: f"{each.offered_per_s:.2f}",
+    "done/rej/fail": lambda each: f"{each.completed}/{each.rejected}/{each.failed}",
+    "SLO %": lambda each: f"{100 * each.attainment:.1f}",
+    "good/s": lambda each: f"{each.goodput_per_s:.2f}",
+    "TTFT s": lambda each: f"{each.ttft_mean_s:.2f}",
+    "p90": lambda each: f"{each.ttft_p90_s:.2f}",
+    "p99": lambda each: f"{each.ttft_p99_s:.2f}",
+    "queue+prefill": lambda each: f"{each.ttft_queue_s:.2f}+{each.ttft_prefill_s:.2f}",
+    "TPOT ms": lambda each: f"{each.tpot_mean_ms:.1f}",
+    "ITL p99": lambda each: f"{each.itl_p99_ms:.1f}",
+    "TBT": lambda each: f"{each.tbt_mean_ms:.1f}",
+    "hit %": lambda each: f"{100 * each.hit_rate:.1f}/{100 * each.hit_rate_max:.1f}",
+    "wasted": lambda each: f"{each.tokens_wasted:,}",
+    "P/D busy %": lambda each: f"{100 * each.utilisation_prefill:.0f}/{100 * each.utilisation_decode:.0f}",
+}
+
+
+def comparison_table(summaries: Sequence[RunSummary]) -> Table:
+    first = summaries[0]
+    title = f"{first.workload} ({', '.join(first.notes) or 'as recorded'}), digest {first.digest}, seed {first.seed}"
+    best = {name: highest_good_rate([each for each in summaries if each.policy == name]) for name in _names(summaries)}
+    caption = "highest rate with 90 % of offered requests in SLO: " + ", ".join(
+        f"{name} {rate:.2f}/s" for name, rate in best.items()
+    )
+    table = Table(title=title, caption=caption)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for summary in summaries:
+        table.add_row(*[cell(summary) for cell in COLUMNS.values()])
+    return table
+
+
+def _names(summaries: Sequence[RunSummary]) -> list[str]:
+    return list(dict.fromkeys(each.policy for each in summaries))
