@@ -259,6 +259,8 @@ class TcpMover:
         for connection in list(self._incoming):
             if connection.session.source is None and now_s - connection.opened_s > GREETING_S:
                 connection.close("no greeting")
+            else:
+                connection.tell_progress()
 
     def _close(self) -> None:
         if self._listener is not None:

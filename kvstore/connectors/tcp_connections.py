@@ -61,6 +61,11 @@ class IncomingConnection:
             self._sock.close()
             self._on_end(self, reason)
 
+    def tell_progress(self) -> None:
+        self.session.tell_progress()
+        if self.session.answers:
+            self._on_ready(0)
+
     def _on_ready(self, mask: int) -> None:
         try:
             if mask & selectors.EVENT_READ:

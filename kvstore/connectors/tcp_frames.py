@@ -9,7 +9,9 @@ both incarnations): a frame of another session, or a header with one byte change
 of it, above all where a page goes. Neither is a signature: the network between instances is private.
 
     source -> target   GREET(greeting)  { BEGIN(op, attempt)  PAGE(op, page number)*  END(op, pages sent) }*
-    target -> source   WELCOME | REFUSED(reason)  { DONE(op, pages valid, reason) }*
+    target -> source   WELCOME | REFUSED(reason)  { ALIVE | DONE(op, pages valid, reason) }*
+
+ALIVE says that bytes still arrive: a source whose bytes are all in some buffer knows a slow network from a dead one.
 
 The reader never owns page bytes: it says where the next bytes of the stream belong (`buffer`), the caller lets the
 kernel put them there, and says how many came (`filled`).
@@ -56,6 +58,7 @@ class Kind(IntEnum):
     PAGE = 5
     END = 6
     DONE = 7
+    ALIVE = 8
 
 
 class Header(msgspec.Struct, frozen=True):

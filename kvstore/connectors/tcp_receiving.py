@@ -53,6 +53,7 @@ class ReceivingSession:
         self.refusal = ""
         """Set by an unwelcome one: hang up once `answers` have left."""
         self.answers = bytearray()
+        self._has_received = False
 
     def buffer(self) -> memoryview:
         """Only inside `loans.writing()`, together with the read into it."""
@@ -60,11 +61,18 @@ class ReceivingSession:
 
     def filled(self, count: int) -> None:
         """Raises ProtocolError: hang up."""
+        self._has_received = True
         frame = self._reader.filled(count)
         if frame is not None:
             self._take(frame)
         if len(self.answers) > ANSWERS_BYTES_MAX:
             raise ProtocolError("answers are not read")
+
+    def tell_progress(self) -> None:
+        """To be called now and then: says ALIVE if anything came since and an op is under way."""
+        if self._has_received and self._op is not None:
+            self.answers += control_frame(Kind.ALIVE, self._reader.seed)
+        self._has_received = False
 
     def _place(self, header: Header) -> memoryview | None:
         if self.source is None or self._op is None or header.op != self._op.number:

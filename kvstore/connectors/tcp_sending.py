@@ -154,6 +154,8 @@ class SendingSession:
             self._reader.seed = self._seed
             self._on_welcome()
             return []
+        if kind is Kind.ALIVE:
+            return []
         if kind is not Kind.DONE or not self._answers or self._answers[0].op != frame.header.op:
             raise ProtocolError("answer to no op")
         op = self._answers.popleft()
