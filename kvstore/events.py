@@ -63,15 +63,16 @@ class SequenceTracker:
 class EventLog:
     """Numbers the messages of one instance and keeps the newest for range replay.
 
-    `events_kept_max` bounds memory: a gap older than what is kept is answered by a snapshot instead.
+    `blocks_kept_max` bounds memory: a gap older than what is kept is answered by a snapshot instead. Blocks, not events:
+    one event names all blocks of a prompt.
     """
 
-    def __init__(self, ref: InstanceRef, events_kept_max: int = KV_EVENTS_BUFFERED_MAX) -> None:
+    def __init__(self, ref: InstanceRef, blocks_kept_max: int = KV_EVENTS_BUFFERED_MAX) -> None:
         self.ref = ref
         self.sequence = 0
         self._kept: deque[PublishedMessage] = deque()
-        self._events_kept = 0
-        self._events_kept_max = events_kept_max
+        self._blocks_kept = 0
+        self._blocks_kept_max = blocks_kept_max
 
     def batches(self, events: Sequence[KvEvent], *, snapshot: bool = False) -> Iterator[KvEventBatch]:
         """Number `events`, split to the maximum of a message. A snapshot must start with BlocksCleared."""
@@ -81,14 +82,14 @@ class EventLog:
             part = list(events[start : start + KV_EVENTS_PER_BATCH_MAX])
             first = snapshot and start == 0
             batch = KvEventBatch(self.ref, self.sequence + 1, part, first)
-            self._keep(batch, len(part))
+            self._keep(batch)
             yield batch
 
     def numbered(self, report: LoadReport) -> LoadReport:
         """Keep `report`, whose sequence must be `sequence + 1`."""
         if report.sequence != self.sequence + 1:
             raise ValueError(f"load report numbered {report.sequence}, expected {self.sequence + 1}")
-        self._keep(report, 1)
+        self._keep(report)
         return report
 
     def after(self, sequence_seen: int) -> list[PublishedMessage] | None:
@@ -99,10 +100,16 @@ class EventLog:
             return None
         return [message for message in self._kept if message.sequence > sequence_seen]
 
-    def _keep(self, message: PublishedMessage, events: int) -> None:
+    def _keep(self, message: PublishedMessage) -> None:
         self.sequence = message.sequence
         self._kept.append(message)
-        self._events_kept += events
-        while self._events_kept > self._events_kept_max and len(self._kept) > 1:
-            dropped = self._kept.popleft()
-            self._events_kept -= len(dropped.events) if isinstance(dropped, KvEventBatch) else 1
+        self._blocks_kept += _blocks_named(message)
+        while self._blocks_kept > self._blocks_kept_max and len(self._kept) > 1:
+            self._blocks_kept -= _blocks_named(self._kept.popleft())
+
+
+def _blocks_named(message: PublishedMessage) -> int:
+    """What a message weighs in memory: its block hashes, and one for each event and report beside them."""
+    if isinstance(message, LoadReport):
+        return 1
+    return sum(1 if isinstance(event, BlocksCleared) else 1 + len(event.hashes) for event in message.events)

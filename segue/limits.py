@@ -51,7 +51,7 @@ KV_EVENTS_PER_BATCH_MAX = 4096
 """Events in one published message; a larger batch is split."""
 
 KV_EVENTS_BUFFERED_MAX = 65536
-"""Events a worker keeps for range replay; a larger gap is answered by a full snapshot."""
+"""Blocks in the events that a worker keeps for range replay, about 8 MB; a larger gap is answered by a snapshot."""
 
 TOKENS_PER_PUSH_MAX = 4096
 """Token deltas in one message to a gateway; steps of more rows are split."""

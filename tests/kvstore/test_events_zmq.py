@@ -113,12 +113,21 @@ def test_replay_gives_exactly_what_was_missed() -> None:
 
 
 def test_replay_beyond_what_is_kept_needs_a_snapshot() -> None:
-    log = EventLog(REF, events_kept_max=2)
+    log = EventLog(REF, blocks_kept_max=4)
     for number in range(5):
         list(log.batches([stored(number)]))
     assert log.after(1) is None
     assert log.after(9) is None
     assert [message.sequence for message in log.after(3) or []] == [4, 5]
+
+
+def test_what_is_kept_is_bounded_by_blocks_however_few_events_name_them() -> None:
+    log = EventLog(REF, blocks_kept_max=1000)
+    prompt = BlocksStored(b"", [number.to_bytes(16, "little") for number in range(300)])
+    for _ in range(20):
+        list(log.batches([prompt]))
+    assert log.after(16) is None
+    assert len(log.after(17) or []) == 3
 
 
 def test_events_of_a_predecessor_are_not_believed() -> None:
@@ -134,7 +143,7 @@ def test_events_of_a_predecessor_are_not_believed() -> None:
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 8))
 def test_reader_that_asks_on_gaps_ends_with_the_publishers_events(heard: list[bool], kept: int) -> None:
     """Whatever is lost, replays and snapshots rebuild the same set of blocks."""
-    log, tracker = EventLog(REF, events_kept_max=kept), SequenceTracker()
+    log, tracker = EventLog(REF, blocks_kept_max=kept), SequenceTracker()
     truth: list[KvEvent] = []
     believed: set[bytes] = set()
 
