@@ -24,13 +24,15 @@ def summary_line(finished: Finished) -> str:
 
 
 def cluster_table(cluster: Cluster) -> Table:
-    table = Table(title=_title(cluster), title_justify="left")
-    for column in ("instance", "role", "state", "model"):
+    """At most 80 columns wide for one model: the model has a column only where instances differ in it."""
+    several_models = len({instance.model for instance in cluster.instances}) > 1
+    table = Table(title=_title(cluster), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("instance", "role", "state", *(("model",) if several_models else ())):
         table.add_column(column, no_wrap=True)
-    for column in ("running", "waiting", "queued tokens", "pages used", "cached", "held", "free", "of", "preempted"):
+    for column in ("run", "wait", "tokens\nqueued", "pages\nused", "\ncached", "\nheld", "\nfree", "pre-\nempted"):
         table.add_column(column, justify="right")
     for instance in sorted(cluster.instances, key=lambda one: (one.role, one.name)):
-        table.add_row(*_row(instance))
+        table.add_row(*_row(instance, several_models))
     return table
 
 
@@ -39,7 +41,7 @@ def _title(cluster: Cluster) -> str:
     return f"Segue {cluster.version}: {models}; {cluster.requests_live} live requests, {cluster.requests_queued} queued"
 
 
-def _row(instance: Instance) -> tuple[str, ...]:
+def _row(instance: Instance, with_model: bool) -> tuple[str, ...]:
     counts = (
         instance.running,
         instance.waiting,
@@ -48,7 +50,7 @@ def _row(instance: Instance) -> tuple[str, ...]:
         instance.pages_cached,
         instance.pages_held + instance.pages_quarantined,
         instance.pages_free,
-        instance.pages_total,
         instance.preemptions,
     )
-    return (instance.name, instance.role, instance.state, instance.model, *(str(count) for count in counts))
+    model = (instance.model,) if with_model else ()
+    return (instance.name, instance.role, instance.state, *model, *(str(count) for count in counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 import grpc
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from conductor.gateway.request_fields import unpack_token_ids
@@ -17,6 +19,8 @@ from conductor.gateway.server import build_gateway
 from conductor.gateway.testing import FakeConductor, Script, byte_level_tokenizer, toy_card
 from conductor.ports import RoutedRequest
 from launcher.client_commands import register
+from launcher.client_view import cluster_table
+from launcher.rpc_client import Cluster, Instance
 from segue.config import FrontConfig
 from segue.errors import Overloaded
 
@@ -112,6 +116,41 @@ def test_status_shows_instances_and_pages(server: ServerThread) -> None:
     assert result.exit_code == 0
     for part in ("p0", "d0", "toy"):
         assert part in result.stdout
+
+
+def test_status_of_a_large_cluster_fits_eighty_columns() -> None:
+    counts = dict.fromkeys(("pages_active", "pages_cached", "pages_held", "pages_free", "pages_total"), 99_999)
+    instance = Instance(
+        name="prefill-10",
+        role="prefill",
+        state="draining",
+        model="toy",
+        running=256,
+        waiting=4096,
+        tokens_queued=999_999,
+        pages_quarantined=0,
+        block_size=16,
+        preemptions=9999,
+        pid=1,
+        **counts,
+    )
+    cluster = Cluster(instances=[instance], models=[], requests_queued=0, requests_live=0, version="1")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(cluster_table(cluster))
+    row = console.export_text().splitlines()[-1]
+    assert row.split() == [
+        "prefill-10",
+        "prefill",
+        "draining",
+        "256",
+        "4096",
+        "999999",
+        "99999",
+        "99999",
+        "99999",
+        "99999",
+        "9999",
+    ]
 
 
 def test_without_a_server_the_error_names_the_address() -> None:
