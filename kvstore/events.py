@@ -63,8 +63,8 @@ class SequenceTracker:
 class EventLog:
     """Numbers the messages of one instance and keeps the newest for range replay.
 
-    `blocks_kept_max` bounds memory: a gap older than what is kept is answered by a snapshot instead. Blocks, not events:
-    one event names all blocks of a prompt.
+    `blocks_kept_max` bounds memory: a gap older than what is kept is answered by a snapshot instead. Blocks, not
+    events: one event names all blocks of a prompt.
     """
 
     def __init__(self, ref: InstanceRef, blocks_kept_max: int = KV_EVENTS_BUFFERED_MAX) -> None:
