@@ -116,7 +116,14 @@ class ControlLoop:
 
     def cluster(self) -> ClusterView:
         instances = [
-            InstanceView(manifest=instance.manifest, load=instance.load, draining=instance.draining)
+            InstanceView(
+                manifest=instance.manifest,
+                load=instance.load,
+                draining=instance.draining,
+                booked_requests=instance.booked_rows,
+                booked_pages=instance.booked_pages,
+                booked_tokens=instance.booked_tokens,
+            )
             for instance in self._core.fleet.instances.values()
         ]
         models = list(self.models().values())

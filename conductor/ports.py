@@ -58,6 +58,10 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     manifest: InstanceManifest
     load: LoadReport | None
     draining: bool
+    booked_requests: int = 0
+    """What this Conductor's live attempts hold here by its own book; zero when there are none."""
+    booked_pages: int = 0
+    booked_tokens: int = 0
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ ITL_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.
 E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
 
+BOOKED_KINDS = ("requests", "pages", "tokens")
 PAGE_STATES = ("free", "active", "cached", "held", "quarantined")
 
 
@@ -100,12 +101,15 @@ class ClusterCollector(Collector):
 def _instance_gauges(view: ClusterView) -> Iterator[Metric]:
     labels = ["instance", "role"]
     pages = GaugeMetricFamily("segue:kv_pages", "KV pages of an instance by state.", labels=[*labels, "state"])
+    booked = GaugeMetricFamily("segue:instance_booked", "Booked by live attempts.", labels=[*labels, "kind"])
     running = GaugeMetricFamily("segue:instance_requests_running", "Sequences in the batch.", labels=labels)
     waiting = GaugeMetricFamily("segue:instance_requests_waiting", "Accepted, not running.", labels=labels)
     queued = GaugeMetricFamily("segue:instance_tokens_queued", "Prompt tokens not computed yet.", labels=labels)
     preemptions = GaugeMetricFamily("segue:instance_preemptions", "Preemptions since start.", labels=labels)
     for instance in view.instances:
         load, who = instance.load, [instance.manifest.name, instance.manifest.role.value]
+        for what in BOOKED_KINDS:
+            booked.add_metric([*who, what], getattr(instance, f"booked_{what}"))
         if load is None:
             continue
         for state in PAGE_STATES:
@@ -114,4 +118,4 @@ def _instance_gauges(view: ClusterView) -> Iterator[Metric]:
         waiting.add_metric(who, load.waiting)
         queued.add_metric(who, load.tokens_queued)
         preemptions.add_metric(who, load.preemptions)
-    yield from (pages, running, waiting, queued, preemptions)
+    yield from (pages, booked, running, waiting, queued, preemptions)
