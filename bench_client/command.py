@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import os
 import platform
+import secrets
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,9 @@ from bench_client.view import View, show_summary
 from segue.errors import ConfigError
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
+
+SEEDS = 1 << 31
+"""A new seed for each run, because the prompts of the last one may still be in the server's prefix cache."""
 
 EXIT_CONFIG, EXIT_NOTHING_WORKED = 2, 1
 
@@ -65,7 +69,7 @@ def bench(
     ] = "",
     timeout: Annotated[float, typer.Option(help="Seconds without a byte after which a request has failed.")] = 600.0,
     grace: Annotated[float, typer.Option(help="Seconds that open requests get at the end.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same prompts and arrivals; default: drawn.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the reports; default: segue-bench-TIME.")] = None,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="PNG figures; need the extra `reports`.")] = True,
 ) -> None:
@@ -93,7 +97,7 @@ def bench(
             temperature=temperature,
             ignore_eos=ignore_eos,
             token_ids=parse_token_ids(token_ids),
-            seed=seed,
+            seed=secrets.randbelow(SEEDS) if seed is None else seed,
             slo=parse_slo(slo),
         )
         check_options(options)
@@ -124,13 +128,13 @@ def _report(
     result: Result, options: BenchOptions, started: datetime, folder: Path, console: Console, plots: bool
 ) -> None:
     view = View(console)
-    view.say(f"{result.model}: {options.mode}; {result.workload}\n")
+    view.say(f"{result.model}: {options.mode}; {result.workload}; seed {options.seed}\n")
     show_summary(console, result.summary, options.slo)
     if plots and not can_plot():
         view.say(f"no figures: {PLOTS_EXTRA}")
     facts = Facts(
         version=importlib.metadata.version("segue"),
-        started_at=started.isoformat(timespec="seconds"),
+        started_at=started.isoformat(timespec="milliseconds"),
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     )

@@ -73,8 +73,8 @@ def render_html(result: Result, options: BenchOptions, facts: Facts, figures: Se
     images = "".join(_image(figure) for figure in figures)
     doubtful = "".join(f"<li>{_escaped(line.removeprefix('doubt').strip())}</li>" for line in doubts(summary))
     errors = "".join(
-        f"<tr><td>{_escaped(reason)}</td><td>{count}</td><td class=text>{_escaped(summary.error_examples[reason])}</td></tr>"
-        for reason, count in summary.errors.items()
+        f"<tr><td>{_escaped(reason)}</td><td>{count}</td><td class=text>{_escaped(example)}</td></tr>"
+        for reason, count, example in ((name, n, summary.error_examples[name]) for name, n in summary.errors.items())
     )
     return PAGE.format(
         title=_escaped(f"{result.model}: {options.mode}"),
@@ -139,7 +139,8 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 1000px; margin: 2.5rem auto; padding: 0 1.25rem }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933 }}
+body {{ max-width: 1000px; margin: 2.5rem auto; padding: 0 1.25rem }}
 h1 {{ font-size: 1.5rem; margin: 0 }}
 h2 {{ font-size: 1.05rem; margin: 2rem 0 .6rem }}
 .muted, .under {{ color: #6b7785 }}
