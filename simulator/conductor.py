@@ -30,7 +30,9 @@ from worker_runtime import events as ev
 class Conductor:
     """One Conductor and the front whose requests it places. A decision takes no virtual time."""
 
-    def __init__(self, name: str, core: ConductorCore, parts: Parts, notes: PolicyNotes | None = None) -> None:
+    def __init__(
+        self, name: str, core: ConductorCore, parts: Parts, notes: PolicyNotes | None = None, *, checked: bool = False
+    ) -> None:
         self.name = name
         self.core = core
         self._notes = notes or PolicyNotes()
@@ -38,6 +40,7 @@ class Conductor:
         self.step_ns: list[int] = []
         """Real time of each step that placed something: cost of a decision."""
         self._parts = parts
+        self._checked = checked
         self._inbox: list[Event] = []
         self._stepping = False
         self._wakeup_us: int | None = None
@@ -61,6 +64,8 @@ class Conductor:
         for decision in decisions:
             self._carry_out(decision)
         self._refuse()
+        if self._checked:
+            self.core.check()
         self._plan_wakeup()
 
     def _refuse(self) -> None:

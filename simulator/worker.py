@@ -26,7 +26,8 @@ _CHANGES_BATCH = (wire.PrefillDone, wire.DoneAtP, wire.Abort, wire.AbortAck, wir
 
 
 class Worker:
-    """`report_us`: interval of load reports. `view_delay_us`: how old KV events and reports are when they arrive."""
+    """`report_us`: interval of load reports. `view_delay_us`: how old KV events and reports are when they
+    arrive. `checked`: the core's invariants are checked after every step."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Worker:
         *,
         report_us: int,
         view_delay_us: int = 0,
+        checked: bool = False,
     ) -> None:
         self.manifest = manifest
         self.core = core
@@ -52,6 +54,8 @@ class Worker:
         self._log = EventLog(manifest.ref)
         self._report_us = report_us
         self._view_delay_us = view_delay_us
+        self._checked = checked
+        self._paused_until_us = 0
         self._inbox: list[ev.Event] = []
         self._stepping = False
         self._wakeup_us: int | None = None
@@ -84,6 +88,10 @@ class Worker:
         self.alive = False
         self._inbox.clear()
         self._plans.clear()
+
+    def pause(self, until_us: int) -> None:
+        """The process hangs: what arrives waits, what is due is late."""
+        self._paused_until_us = until_us
 
     def post(self, event: ev.Event) -> None:
         """Heard in the step at this very time, together with whatever else comes now."""
@@ -132,11 +140,16 @@ class Worker:
     def _step(self) -> None:
         if not self.alive:
             return
+        if self._parts.heap.now_us < self._paused_until_us:
+            self._parts.heap.push(self._paused_until_us, Rank.WORKER, self._step)
+            return
         self._stepping = False
         events, self._inbox = self._inbox, []
         decisions = self.core.step(self._parts.heap.now_us, events)
         for decision in decisions:
             self._effects[type(decision)](decision)
+        if self._checked:
+            self.core.check()
         if self.engine.is_busy and (_change_batch(events) or _computes_rest(decisions)):
             self._truncate()
         self._plan_wakeup()
@@ -208,9 +221,11 @@ class Worker:
         if target is None:
             self.post(ev.PagesMoved(decision.op, 0, "the target is gone"))
             return
-        for source_page, target_page in decision.pages:
+        arriving = self._parts.network.weather.pages_arriving(len(decision.pages))
+        for source_page, target_page in decision.pages[:arriving]:
             target.engine.copy_page(self.engine, source_page, target_page)
-        self.post(ev.PagesMoved(decision.op, len(decision.pages)))
+        error = "" if arriving == len(decision.pages) else "the copy failed"
+        self.post(ev.PagesMoved(decision.op, arriving, error))
 
     def _fence(self, decision: ev.Fence) -> None:
         """As with shared memory: only the end of the peer's process proves that it writes no more."""
@@ -251,6 +266,8 @@ class Worker:
                 front.receive(ref, name, delta, times_us)
 
         self._parts.network.stream(ref.uuid, decision.gateway, deliver)
+        if self._parts.network.weather.replays():
+            self._parts.network.stream(ref.uuid, decision.gateway, deliver)
 
     def _report_outcome(self, decision: ev.Report) -> None:
         conductor = self._parts.conductor(decision.conductor)
@@ -274,6 +291,9 @@ class Worker:
 
     def _report_load(self) -> None:
         if not self.alive:
+            return
+        if self._parts.heap.now_us < self._paused_until_us:
+            self._parts.heap.push(self._paused_until_us, Rank.TIMER, self._report_load)
             return
         load, counts = self.core.load(), self.pool.counts()
         report = LoadReport(
