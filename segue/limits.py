@@ -39,7 +39,14 @@ LIVE_REQUESTS_MAX = 16384
 """Requests that one gateway owns at once."""
 
 ATTEMPTS_MAX = 5
-"""Plans per request before its client is told UNAVAILABLE: a request that kills what it touches must stop."""
+"""Plans in a row without progress before a request's client is told UNAVAILABLE: one that kills what it touches must
+stop."""
+
+PROGRESS_TOKENS = 16
+"""An attempt that brought so many tokens did not fail by its request's fault: a long stream outlives many deaths."""
+
+ATTEMPTS_TOTAL_MAX = 64
+"""Plans per request in all, progress or not: what one request may cost the cluster is bounded."""
 
 INSTANCES_MAX = 1024
 """Members of one cluster: the design target is 256 with headroom."""

@@ -11,8 +11,9 @@ Rules that hold whatever instances send:
 - Each token position is emitted at most once, in order (`TokenLog`), and nothing after the end is emitted or counted.
 - There is exactly one End. The instance's finish is a report; a stop string, the length, a cancel or the deadline end
   the request here first.
-- A failed attempt is planned again with prompt and tokens so far, at most limits.ATTEMPTS_MAX plans in all, the later
-  ones with growing delays. A rejection ends the request only at its first plan; afterwards it counts as a failed one.
+- A failed attempt is planned again with prompt and tokens so far, at most limits.ATTEMPTS_MAX plans in a row that bring
+  no progress, the later ones with growing delays. A rejection ends the request only at its first plan; afterwards it
+  counts as a failed one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from segue.errors import Cancelled, DeadlineExceeded, InternalError, Overloaded,
 from segue.plan import TokenLogprobs
 
 REPLAN_DELAYS_US = (0, 0, 100_000, 400_000, 1_600_000)
-"""Before attempt 1, 2, ...: the first re-plan is at once, later ones give a restarting instance time to return."""
+"""After 0, 1, ... failures in a row: the first re-plan is at once, later ones give a restarting instance time."""
 
 GAP_US_MAX = 3_000_000
 """A missing position that an instance's reconnect did not replay by then (its lease's scale) fails the attempt."""
@@ -75,6 +76,10 @@ class Session:
         self.attempt = 1
         self.end: End | None = None
         self.stale = 0
+        self._failures = 0
+        """Attempts in a row that ended without progress, or right after it."""
+        self._tokens_before = 0
+        """Tokens when the present attempt was planned."""
         self._text = text
         self._log = TokenLog(spec.tokens_prompt, spec.tokens_prompt + spec.sampling.max_tokens)
         self._finish: tuple[int, ReceivedTokens] | None = None
@@ -125,7 +130,7 @@ class Session:
             raise InternalError(f"session {self.spec.request_id}: terminal state and end disagree")
         if len(self._log.generated) > self.spec.sampling.max_tokens:
             raise InternalError(f"session {self.spec.request_id}: more tokens than max_tokens")
-        if self.attempt > limits.ATTEMPTS_MAX:
+        if self.attempt > limits.ATTEMPTS_TOTAL_MAX or self._failures >= limits.ATTEMPTS_MAX:
             raise InternalError(f"session {self.spec.request_id}: more attempts than allowed")
 
     def _apply(self, now_us: int, event: Event) -> list[Decision]:
@@ -227,14 +232,17 @@ class Session:
             self._times["prefill_started"] = max(since_arrival_us, self._times["routed"], 0)
 
     def _failed(self, now_us: int, reason: str, *, delay_us_min: int = 0) -> list[Decision]:
-        if self.attempt >= limits.ATTEMPTS_MAX:
+        progress = len(self.generated) - self._tokens_before >= limits.PROGRESS_TOKENS
+        failures = 1 if progress else self._failures + 1
+        if failures >= limits.ATTEMPTS_MAX or self.attempt >= limits.ATTEMPTS_TOTAL_MAX:
             message = f"{self.attempt} attempts failed, the last one because: {reason}"
             return self._end(now_us, End("error", Unavailable(message)))
+        self._failures, self._tokens_before = failures, len(self.generated)
         self._log.drop_waiting()
         self._finish = self._gap_since_us = None
         self._move(State.WAITING)
         self.attempt += 1
-        return [Replan(self.attempt, max(REPLAN_DELAYS_US[self.attempt - 1], delay_us_min), reason)]
+        return [Replan(self.attempt, max(REPLAN_DELAYS_US[failures], delay_us_min), reason)]
 
     def _rejected(self, now_us: int, event: Rejected) -> list[Decision]:
         if self.attempt == 1 or not isinstance(event.error, Overloaded | Unavailable):

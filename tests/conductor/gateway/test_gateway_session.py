@@ -194,6 +194,36 @@ def test_attempts_are_bounded_and_then_the_client_is_told() -> None:
     assert isinstance(end.error, Unavailable) and "d9" in end.error.message
 
 
+def test_attempts_that_brought_tokens_do_not_count_against_a_long_stream() -> None:
+    """Each instance that serves it dies after a while: the stream goes on, and the first failures are forgotten."""
+    session, size = running(max_tokens=2000), limits.PROGRESS_TOKENS
+    for attempt in range(1, 3 * limits.ATTEMPTS_MAX):
+        delivery = tokens((attempt - 1) * size, [65] * size, attempt=attempt)
+        decisions = session.step(2000, [delivery, AttemptFailed(attempt, "lost")])
+        assert [decision.delay_us for decision in decisions if isinstance(decision, Replan)] == [0]
+        session.step(2000, [Submitted(attempt + 1)])
+    session.check()
+
+
+def test_attempts_that_bring_too_little_end_the_request() -> None:
+    """One token an attempt: a request that kills what it touches would otherwise do so for each of its tokens."""
+    session = running(max_tokens=2000)
+    for attempt in range(1, limits.ATTEMPTS_MAX):
+        session.step(2000, [tokens(attempt - 1, [65], attempt=attempt), AttemptFailed(attempt, "lost")])
+        session.step(2000, [Submitted(attempt + 1)])
+    end = end_of(session.step(3000, [AttemptFailed(limits.ATTEMPTS_MAX, "lost")]))
+    assert isinstance(end.error, Unavailable)
+
+
+def test_attempts_are_bounded_in_all() -> None:
+    session, size = running(max_tokens=2000), limits.PROGRESS_TOKENS
+    for attempt in range(1, limits.ATTEMPTS_TOTAL_MAX):
+        session.step(2000, [tokens((attempt - 1) * size, [65] * size, attempt=attempt), AttemptFailed(attempt, "lost")])
+        session.step(2000, [Submitted(attempt + 1)])
+    end = end_of(session.step(3000, [AttemptFailed(limits.ATTEMPTS_TOTAL_MAX, "lost")]))
+    assert isinstance(end.error, Unavailable)
+
+
 def test_later_plans_wait_longer() -> None:
     session = running()
     delays = []
