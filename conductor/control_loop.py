@@ -133,7 +133,7 @@ class ControlLoop:
 
     def joined(self, manifest: InstanceManifest, link: WorkerLink) -> None:
         self._manifests[manifest.ref] = manifest
-        self._dispatcher.links[manifest.ref] = link
+        self._dispatcher.connect(manifest.ref, link)
         self._events.add(manifest.events_address)
         self._post(InstanceJoined(manifest=manifest))
 

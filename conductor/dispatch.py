@@ -1,12 +1,14 @@
 """Carrying out decisions: assignments and cancels to workers, news to the gateway that owns the request.
 
 A decision for an instance whose stream is already gone is dropped: its loss is in the inbox and ends the attempt. So
-is one about a request that its gateway ended meanwhile: the end is in the inbox and brings the cancel.
+is one about a request that its gateway ended meanwhile: the end is in the inbox and brings the cancel. Only a cancel is
+kept: the attempt is over here, nothing will bring it again, and the instance may merely have lost its connection.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -30,6 +32,11 @@ from segue.worker_messages import Assign, Peer
 from segue.worker_messages import CancelAttempt as CancelMessage
 
 log = logging.getLogger(__name__)
+
+AWAY_INSTANCES_MAX = 64
+CANCELS_KEPT_MAX = 4096
+"""Undelivered cancels of one instance: more attempts than it can run. Past either maximum the oldest go; what they
+would have ended is ended by leases, or by the gateway when tokens of it arrive."""
 
 
 class WorkerLink(Protocol):
@@ -63,6 +70,13 @@ class Dispatcher:
         self._fleet = fleet
         self._clock_us = clock_us
         self._give_up = give_up
+        self._undelivered: dict[InstanceRef, deque[CancelMessage]] = {}
+
+    def connect(self, ref: InstanceRef, link: WorkerLink) -> None:
+        """A control stream to `ref` begins; it is told first what it missed."""
+        self.links[ref] = link
+        for cancel in self._undelivered.pop(ref, ()):
+            link.cancel(cancel)
 
     def carry_out(self, decision: Decision) -> None:
         match decision:
@@ -84,9 +98,7 @@ class Dispatcher:
             case HandoffComplete():
                 self._tell(decision.key, lambda gateway, id_, attempt: gateway.on_handoff_complete(id_, attempt))
             case CancelAttempt():
-                link = self._link(decision.ref)
-                if link is not None:
-                    link.cancel(_cancel(decision))
+                self._cancel(decision)
             case Resync():
                 link = self._link(decision.ref)
                 if link is not None:
@@ -95,6 +107,15 @@ class Dispatcher:
                 link = self._link(decision.ref)
                 if link is not None:
                     link.drain()
+
+    def _cancel(self, decision: CancelAttempt) -> None:
+        link = self._link(decision.ref)
+        if link is not None:
+            link.cancel(_cancel(decision))
+            return
+        if decision.ref not in self._undelivered and len(self._undelivered) >= AWAY_INSTANCES_MAX:
+            del self._undelivered[next(iter(self._undelivered))]
+        self._undelivered.setdefault(decision.ref, deque(maxlen=CANCELS_KEPT_MAX)).append(_cancel(decision))
 
     def _assign(self, route: Route) -> None:
         """Both sides get the same message. A request that its gateway ended meanwhile gets its cancel next."""

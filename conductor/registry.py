@@ -75,6 +75,11 @@ class Registry:
         if self.present(ref.uuid) == ref:
             self._members[ref.uuid].heard_us = now_us
 
+    def excuse(self, us: int, now_us: int) -> None:
+        """Nobody could be heard for this long, because the listener itself was stopped: it counts against no member."""
+        for member in self._members.values():
+            member.heard_us = min(member.heard_us + us, now_us)
+
     def silent(self, now_us: int) -> list[InstanceRef]:
         """Members that said nothing for HEARTBEATS_MISSED_MAX intervals."""
         limit_us = HEARTBEAT_MS * 1000 * HEARTBEATS_MISSED_MAX

@@ -120,10 +120,17 @@ class WorkerControlService:
             self._leave(session, session.closed_because or "its control stream broke")
 
     async def watch_heartbeats(self) -> None:
-        """Until cancelled: close the streams of silent workers."""
+        """Until cancelled: close the streams of silent workers. Time in which this process itself stood still proves
+        nothing: what the workers said meanwhile is still unread."""
+        looked_us = monotonic_us()
         while True:
             await asyncio.sleep(HEARTBEAT_MS / 1000)
-            for ref in self._registry.silent(monotonic_us()):
+            now_us = monotonic_us()
+            late_us = now_us - looked_us - HEARTBEAT_MS * 1000
+            if late_us > HEARTBEAT_MS * 1000:
+                self._registry.excuse(late_us, now_us)
+            looked_us = now_us
+            for ref in self._registry.silent(now_us):
                 reason = f"it was silent for {HEARTBEATS_MISSED_MAX} heartbeats"
                 session = self._sessions[ref]
                 session.close(reason)

@@ -162,6 +162,14 @@ def test_a_member_that_was_heard_in_time_is_not_silent() -> None:
     assert registry.silent(5_000_001) == [P1.ref]
 
 
+def test_time_in_which_nobody_could_be_heard_makes_nobody_silent() -> None:
+    registry = Registry()
+    registry.add(P1, 0)
+    registry.excuse(6_000_000, 8_000_000)
+    assert registry.silent(9_000_000) == []
+    assert registry.silent(9_000_001) == [P1.ref]
+
+
 def test_a_newer_incarnation_is_not_replaced_by_an_older_one() -> None:
     registry = Registry()
     registry.add(msgspec.structs.replace(P1, ref=InstanceRef("p1", 5)), 0)

@@ -14,7 +14,7 @@ from segue.errors import DuplicateRequest, UnknownModel
 from segue.ids import InstanceRef
 from segue.kv_events import BlocksStored
 from segue.manifest import Role
-from segue.worker_messages import Outcome, OutcomeKind
+from segue.worker_messages import Assign, CancelAttempt, Outcome, OutcomeKind
 
 P1 = manifest("p1", Role.PREFILL)
 D1 = manifest("d1", Role.DECODE)
@@ -149,6 +149,40 @@ async def test_a_broken_stream_fails_the_attempt_and_the_next_one_runs_elsewhere
             conductor.loop.submit(routed("r", attempt=2), gateway)
             assign = await spare.receive()
             assert assign is not None and assign.assign.attempt == 2
+
+
+class KeptLink:
+    """A `WorkerLink` that keeps the cancels."""
+
+    def __init__(self) -> None:
+        self.cancels: list[CancelAttempt] = []
+
+    def cancel(self, cancel: CancelAttempt) -> None:
+        self.cancels.append(cancel)
+
+    def assign(self, assign: Assign) -> None: ...
+
+    def resync(self, sequence_seen: int) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+async def test_a_pair_that_is_lost_at_once_is_told_on_return_what_ended_meanwhile() -> None:
+    """P's loss ends the attempt while D's stream is gone already: its cancel must not be lost with the stream."""
+    gateway = HeardByGateway()
+    async with front() as conductor, worker(conductor.port, P1) as p1, worker(conductor.port, D1) as d1:
+        await until(lambda: len(conductor.core.fleet.instances) == 2)
+        conductor.loop.submit(routed("r"), gateway)
+        await d1.receive()
+        conductor.loop.lost(P1.ref, "silent")
+        conductor.loop.lost(D1.ref, "silent")
+        await until(lambda: not conductor.core.fleet.instances)
+        links = {instance: KeptLink() for instance in (p1, d1)}
+        for instance, link in links.items():
+            conductor.loop.joined(instance.manifest, link)
+        await until(lambda: all(link.cancels for link in links.values()))
+        for link in links.values():
+            assert [(cancel.request_id, cancel.attempt) for cancel in link.cancels] == [("r", 1)]
 
 
 async def test_a_new_incarnation_takes_the_place_of_the_old_stream() -> None:

@@ -114,6 +114,21 @@ async def test_streams_of_a_stopped_instance_go_on_elsewhere_and_its_late_messag
 
 
 @pytest.mark.slow
+async def test_front_that_stood_still_takes_nobody_for_lost(tmp_path: Path) -> None:
+    """It has not read for longer than three heartbeats, but they were sent."""
+    with toy_cluster(tmp_path, step_ms=5.0) as cluster:
+        stream = Stream()
+        client = asyncio.create_task(one_stream(cluster, 600, stream))
+        await serving(cluster, stream)
+        os.kill(cluster.front.pid, signal.SIGSTOP)
+        await asyncio.sleep(5.0)
+        os.kill(cluster.front.pid, signal.SIGCONT)
+        await client
+        assert stream.finished is not None
+        assert stream.finished.attempts == 1
+
+
+@pytest.mark.slow
 async def test_hung_instance_is_killed_and_replaced(tmp_path: Path) -> None:
     with toy_cluster(tmp_path, step_ms=5.0) as cluster:
         stream, hung = Stream(), cluster.pids()["prefill-0"]

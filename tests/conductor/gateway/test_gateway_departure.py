@@ -1,0 +1,40 @@
+"""Clients that leave while the gateway is in the middle of sending to them: their requests end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+
+import grpc
+from gateway_front import Front
+from segue_proto.v1 import inference_pb2, inference_pb2_grpc
+
+from conductor.gateway.testing import Script
+from segue.plan import TokenLogprobs
+
+Start = Callable[..., Awaitable[Front]]
+
+TOKENS = 4000
+
+
+async def test_client_that_leaves_while_a_message_to_it_is_stuck_ends_its_request(start: Start) -> None:
+    """Flow control stops the gateway inside of a send: cleaning up must not wait for the garbage collector."""
+    logprobs = [TokenLogprobs(-1.0, [(token, -2.0) for token in range(20)])] * TOKENS
+    script = Script(tokens=[5] * TOKENS, logprobs=logprobs, hang=True, tokens_per_step=50)
+    front = await start(lambda _: script, max_model_len=3 * TOKENS)
+    request = inference_pb2.GenerateRequest(text="hello")
+    request.sampling.max_tokens, request.sampling.ignore_eos, request.sampling.logprobs = 2 * TOKENS, True, 20
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+            await call.read()
+            await asyncio.sleep(0.5)
+            assert len(front.gateway.table) == 1
+            call.cancel()
+            async with asyncio.timeout(5):
+                await front.idle()
+    finally:
+        gc.enable()
+    assert [reason for _, reason in front.conductor.finished] == ["cancelled"]
