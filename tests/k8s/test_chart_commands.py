@@ -19,11 +19,7 @@ from chart import container, pod_templates, pools, render
 from toy_model import write_toy_model
 
 START_SECONDS_MAX = 120
-AGGREGATED_ONLY = {
-    "prefill": {"replicas": 0, "minReplicas": 0, "maxReplicas": 0},
-    "decode": {"replicas": 0, "minReplicas": 0, "maxReplicas": 0},
-    "aggregated": {"replicas": 1, "minReplicas": 1, "maxReplicas": 1, "kvMemoryMi": 64, "threads": 1},
-}
+SMALL = {"kvMemoryMi": 64, "threads": 1}
 
 
 @contextmanager
@@ -72,22 +68,21 @@ def wait_for(url: str, wanted: int) -> None:
 
 
 @pytest.mark.slow
-def test_front_and_instance_make_a_cluster_that_answers(tmp_path: Path) -> None:
+def test_front_prefill_and_decode_make_a_cluster_that_answers(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "toy")
-    http_port = free_port()
-    front_values = {"grpcPort": free_port(), "httpPort": http_port}
-    objects = render(
-        {**AGGREGATED_ONLY, "model": {"path": str(tmp_path / "toy"), "name": "toy"}, "front": front_values}
-    )
+    front_values = {"grpcPort": free_port(), "httpPort": free_port()}
+    model = {"path": str(tmp_path / "toy"), "name": "toy"}
+    objects = render({"prefill": SMALL, "decode": SMALL, "model": model, "front": front_values})
     front = container(pod_templates(objects)["front"], "front")
-    instance = container(pools(objects)["aggregated"], "instance")
-    base = f"http://127.0.0.1:{http_port}"
+    prefill, decode = (container(pools(objects)[role], "instance") for role in ("prefill", "decode"))
+    base = f"http://127.0.0.1:{front_values['httpPort']}"
+    ready = base + front["readinessProbe"]["httpGet"]["path"]
     with running(front, "front"):
         wait_for(base + front["livenessProbe"]["httpGet"]["path"], 200)
-        assert status(base + front["readinessProbe"]["httpGet"]["path"]) == 503
-        with running(instance, "0f9c"):
-            wait_for(base + front["readinessProbe"]["httpGet"]["path"], 200)
-            body = {"model": "toy", "prompt": "Once", "max_tokens": 5, "ignore_eos": True}
+        assert status(ready) == 503
+        with running(prefill, "0f9c"), running(decode, "71d2"):
+            wait_for(ready, 200)
+            body = {"model": "toy", "prompt": "Once upon a time, " * 4, "max_tokens": 5, "ignore_eos": True}
             answer = httpx.post(base + "/v1/completions", json=body, timeout=60, trust_env=False)
             assert answer.raise_for_status().json()["usage"]["completion_tokens"] == 5
 

@@ -106,6 +106,17 @@ def test_redis_is_there_only_when_asked_for() -> None:
     assert one(render({"redis": {"enabled": True}}), "StatefulSet")["spec"]["replicas"] == 1
 
 
+def test_pages_that_come_over_tcp_need_no_shared_memory() -> None:
+    values = {"decode": {"kvMemoryMi": 4096, "shmSizeMi": 64}}
+    config = configuration(container(pools(render(values))["decode"], "instance"))
+    assert decode_config(config, WorkerConfig, "decode").scheduler.kv_connector == "tcp"
+
+
+def test_a_pair_on_gpus_is_warned_of() -> None:
+    assert "WARNING" not in notes({"aggregated": {"gpus": 1, "maxReplicas": 1}})
+    assert "K/V is not handed over between GPUs" in notes({"decode": {"gpus": 1}})
+
+
 def test_a_pool_without_instances_is_left_out() -> None:
     assert set(pools(render())) == {"prefill", "decode"}
 
@@ -133,7 +144,8 @@ REFUSED: dict[str, Values] = {
     "/prefill/resources/limits/memory": {"prefill": {"resources": {"limits": {"memory": "8 GB"}}}},
     "decode.replicas": {"decode": {"replicas": 9}},
     "prefill.minReplicas": {"prefill": {"minReplicas": 3}},
-    "decode.shmSizeMi": {"decode": {"shmSizeMi": 1024}},
+    "decode.shmSizeMi": {"decode": {"shmSizeMi": 1024}, "scheduler": {"kvConnector": "auto"}},
+    "/scheduler/kvConnector": {"scheduler": {"kvConnector": "rdma"}},
     "prefill.kvMemoryMi": {"prefill": {"kvMemoryMi": 0}},
     "prefill.maxReplicas and decode.maxReplicas": {"decode": {"replicas": 0, "minReplicas": 0, "maxReplicas": 0}},
     "aggregated.maxReplicas": {

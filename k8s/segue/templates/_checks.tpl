@@ -9,8 +9,13 @@
 {{- if and (eq (int $pool.gpus) 0) (lt (int $pool.kvMemoryMi) 64) -}}
 {{- fail (printf "%s.kvMemoryMi: a CPU instance needs at least 64, got %d" .name (int $pool.kvMemoryMi)) -}}
 {{- end -}}
-{{- if and (eq (int $pool.gpus) 0) (lt (int $pool.shmSizeMi) (int (add $pool.kvMemoryMi 64))) -}}
-{{- fail (printf "%s.shmSizeMi: %d is too small: the %d MiB of %s.kvMemoryMi live in it on CPU, with 64 MiB more" .name (int $pool.shmSizeMi) (int $pool.kvMemoryMi) .name) -}}
+{{- end -}}
+
+{{/* A decode instance on CPU keeps its pages in /dev/shm, unless they only come over TCP. */}}
+{{- define "segue.checkSharedMemory" -}}
+{{- $pool := .Values.decode -}}
+{{- if and (ne .Values.scheduler.kvConnector "tcp") (eq (int $pool.gpus) 0) (lt (int $pool.shmSizeMi) (int (add $pool.kvMemoryMi 64))) -}}
+{{- fail (printf "decode.shmSizeMi: %d is too small: with kvConnector %s the %d MiB of decode.kvMemoryMi live in it, and 64 MiB more" (int $pool.shmSizeMi) .Values.scheduler.kvConnector (int $pool.kvMemoryMi)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -18,6 +23,7 @@
 {{- range $name := list "prefill" "decode" "aggregated" -}}
 {{- include "segue.checkPool" (dict "name" $name "pool" (index $.Values $name)) -}}
 {{- end -}}
+{{- include "segue.checkSharedMemory" . -}}
 {{- $prefill := gt (int .Values.prefill.maxReplicas) 0 -}}
 {{- $decode := gt (int .Values.decode.maxReplicas) 0 -}}
 {{- if ne $prefill $decode -}}

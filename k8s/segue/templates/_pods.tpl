@@ -96,6 +96,7 @@ container's first process, so that SIGTERM reaches it. */}}
   "scheduler" (dict
     "max_num_seqs" (int $root.Values.scheduler.maxNumSeqs)
     "max_num_batched_tokens" (int $root.Values.scheduler.maxNumBatchedTokens)
-    "prefix_caching" $root.Values.scheduler.prefixCaching)
+    "prefix_caching" $root.Values.scheduler.prefixCaching
+    "kv_connector" $root.Values.scheduler.kvConnector)
   | toJson -}}
 {{- end -}}
