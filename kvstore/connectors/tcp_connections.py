@@ -15,7 +15,7 @@ from kvstore.connectors.tcp_receiving import ReceivingSession
 from kvstore.connectors.tcp_sending import SendingSession, SendOp
 
 READS_PER_TURN = 8
-"""Pieces read of one connection before the others get their turn: at most 4 MiB."""
+"""Pieces read of one connection before the others get their turn: at most 8 MiB."""
 
 KEEPALIVE_IDLE_S = 5
 KEEPALIVE_EVERY_S = 2
@@ -82,7 +82,7 @@ class IncomingConnection:
         for _ in range(READS_PER_TURN):
             with self._loans.writing():
                 try:
-                    count = self._sock.recv_into(self.session.buffer())
+                    count = self._sock.recvmsg_into(self.session.buffers())[0]
                 except BlockingIOError:
                     return
             if count == 0:
@@ -162,7 +162,7 @@ class OutgoingConnection:
     def _read(self) -> None:
         while True:
             try:
-                count = self._sock.recv_into(self.session.buffer())
+                count = self._sock.recvmsg_into(self.session.buffers())[0]
             except BlockingIOError:
                 return
             if count == 0:

@@ -13,14 +13,15 @@ of it, above all where a page goes. Neither is a signature: the network between 
 
 ALIVE says that bytes still arrive: a source whose bytes are all in some buffer knows a slow network from a dead one.
 
-The reader never owns page bytes: it says where the next bytes of the stream belong (`buffer`), the caller lets the
-kernel put them there, and says how many came (`filled`).
+The reader never owns page bytes: it says where the next bytes of the stream belong (`buffers`), the caller lets the
+kernel put them there, and says how many came (`filled`). The header after a payload is asked for together with it, so
+that a page costs one system call: on loopback every call more costs the copying of some 50 KiB.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TypeVar
 
@@ -39,8 +40,8 @@ HEADER_BYTES = HEADER.size + CHECK.size
 CONTROL_BYTES_MAX = 4096
 """Payload of a frame that is no page: two instances and a nonce, or an attempt, or a reason."""
 
-READ_BYTES_MAX = 512 << 10
-"""Bytes asked of the kernel at once: some 200 us of copying, the longest that taking a page back waits."""
+READ_BYTES_MAX = 1 << 20
+"""Bytes of a page asked of the kernel at once: some 200 us of copying, the longest that taking a page back waits."""
 
 SCRATCH_BYTES = 64 << 10
 """Pages that may not be written are read into this and forgotten."""
@@ -161,28 +162,37 @@ class FrameReader:
     def is_between_frames(self) -> bool:
         return self._header is None and self._have == 0
 
-    def buffer(self) -> memoryview:
-        """Where the next bytes belong: at least one, never more than the current frame lacks."""
+    def buffers(self) -> list[memoryview]:
+        """Where the next bytes belong, in this order. Never empty, and good until `filled` is called."""
         if self._header is None:
             self._piece = self._head[self._have :]
-        elif self._header.kind is Kind.PAGE:
-            self._piece = self._page_piece(self._header)
-        else:
-            self._piece = self._payload[self._have :]
-        return self._piece
+            return [self._piece]
+        whole = self._page_piece(self._header) if self._header.kind is Kind.PAGE else self._payload[self._have :]
+        self._piece = whole
+        ends_frame = self._have + len(whole) == self._header.length
+        return [whole, self._head] if ends_frame else [whole]
 
-    def filled(self, count: int) -> Frame | None:
-        """`count` bytes were put into `buffer()`: the frame that they complete, if any. Raises ProtocolError."""
-        assert 0 < count <= len(self._piece)
+    def filled(self, count: int) -> Iterator[Frame]:
+        """`count` bytes were put into `buffers()`: the frames that they complete. Raises ProtocolError.
+
+        Each frame has to be dealt with before the next is asked for: it may decide how that is read."""
+        taken = min(count, len(self._piece))
+        yield from self._took(taken)
+        if count > taken:
+            self._piece = self._head
+            yield from self._took(count - taken)
+
+    def _took(self, count: int) -> Iterator[Frame]:
         self._have += count
         if self._header is None:
             if self._have < HEADER_BYTES:
-                return None
+                return
             self._open(self._parse())
         elif not self._discarded:
             self._digest.update(self._piece[:count])
         assert self._header is not None
-        return self._close(self._header) if self._have == self._header.length else None
+        if self._have == self._header.length:
+            yield self._close(self._header)
 
     def _page_piece(self, header: Header) -> memoryview:
         left = header.length - self._have

@@ -55,15 +55,14 @@ class ReceivingSession:
         self.answers = bytearray()
         self._has_received = False
 
-    def buffer(self) -> memoryview:
-        """Only inside `loans.writing()`, together with the read into it."""
-        return self._reader.buffer()
+    def buffers(self) -> list[memoryview]:
+        """Only inside `loans.writing()`, together with the read into them."""
+        return self._reader.buffers()
 
     def filled(self, count: int) -> None:
         """Raises ProtocolError: hang up."""
         self._has_received = True
-        frame = self._reader.filled(count)
-        if frame is not None:
+        for frame in self._reader.filled(count):
             self._take(frame)
         if len(self.answers) > ANSWERS_BYTES_MAX:
             raise ProtocolError("answers are not read")

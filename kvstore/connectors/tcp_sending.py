@@ -27,7 +27,7 @@ from kvstore.connectors.tcp_frames import (
 )
 from segue.ids import AttemptRef
 
-WINDOW_BYTES = 2 << 20
+WINDOW_BYTES = 4 << 20
 PIECES_MAX = 64
 """Buffers of one sendmsg; the kernel takes up to 1,024."""
 
@@ -135,13 +135,12 @@ class SendingSession:
 
     # -- in
 
-    def buffer(self) -> memoryview:
-        return self._reader.buffer()
+    def buffers(self) -> list[memoryview]:
+        return self._reader.buffers()
 
     def filled(self, count: int) -> list[MoveDone]:
         """Ops that have ended. Raises ProtocolError: hang up."""
-        frame = self._reader.filled(count)
-        return [] if frame is None else self._take(frame)
+        return [done for frame in self._reader.filled(count) for done in self._take(frame)]
 
     def _take(self, frame: Frame) -> list[MoveDone]:
         kind = frame.header.kind

@@ -56,11 +56,12 @@ def feed(reader: Reader, data: bytes, said: list[object] | None = None) -> list[
     said = [] if said is None else said
     rest = memoryview(data)
     while rest:
-        buffer = reader.buffer()
-        count = min(len(buffer), len(rest))
-        buffer[:count] = rest[:count]
-        if (event := reader.filled(count)) is not None:
-            said.append(event)
+        count = 0
+        for buffer in reader.buffers():
+            piece = rest[count : count + len(buffer)]
+            buffer[: len(piece)] = piece
+            count += len(piece)
+        said.extend(reader.filled(count) or ())
         rest = rest[count:]
     return said
 
@@ -180,8 +181,8 @@ class Pair:
             feed(self.receiving, data)
             answers, self.receiving.answers = bytes(self.receiving.answers), bytearray()
             for ended in feed(self.sending, answers):
-                assert isinstance(ended, list)
-                done += ended
+                assert isinstance(ended, MoveDone)
+                done.append(ended)
         return done
 
     def at_target(self) -> list[int]:
