@@ -64,15 +64,18 @@ class LoadRun:
 
     async def _until_end(self, sending: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._extent.seconds):
-                await sending
-        except TimeoutError:
-            pass  # the time of the run is over; what is open has its grace
-        try:
+            await self._within_time(sending)
             if self._open:
                 await asyncio.wait([*self._open], timeout=self._extent.grace_s)
         finally:
             await self._give_up()
+
+    async def _within_time(self, sending: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._extent.seconds):
+                await sending
+        except TimeoutError:
+            pass  # the time of the run is over; what is open has its grace
 
     async def _keep_open(self, due: Iterator[PlannedRequest], concurrency: int) -> None:
         for planned in due:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +160,21 @@ def test_failures_are_counted_by_reason_and_fail_the_command(server: Server, tmp
     assert ran.exit_code == 1
     assert "4 x http 429 overloaded: the queue is full" in ran.output
     assert numbers(tmp_path)["summary"]["errors"] == {"http 429 overloaded": 4}
+
+
+def test_ctrl_c_ends_the_load_and_still_reports(server: Server, tmp_path: Path) -> None:
+    def reply(request) -> Script:  # type: ignore[no-untyped-def]
+        if len(server.prompts) < 5:
+            return full_answer(request)
+        os.kill(os.getpid(), signal.SIGINT)
+        return Script(hang=True)
+
+    server.reply = reply
+    ran = bench("--url", server.url, "--concurrency", 1, "--duration", 600, "--output", tmp_path, "--no-plots")
+    assert ran.exit_code == 0, ran.output
+    assert "stopped early" in ran.output
+    summary = numbers(tmp_path)["summary"]
+    assert (summary["requests_ok"], summary["errors"]) == (4, {"unfinished": 1})
 
 
 @pytest.mark.parametrize(
