@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 from segue.plan import BatchPlan, PlanResult
 from worker_runtime.engine_port import EnginePort
+from worker_runtime.watchdog import EngineWatch
+
+STOP_S_MAX = 5.0
+"""As the launcher waits ten seconds before it kills, and others must close after the engine."""
 
 
 class EngineThread:
@@ -29,18 +33,20 @@ class EngineThread:
         self._on_failure = on_failure
         self._plans: queue.SimpleQueue[BatchPlan | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.watch = EngineWatch()
         self.steps = 0
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, plan: BatchPlan) -> None:
+        self.watch.submitted(plan)
         self._plans.put(plan)
 
     def stop(self) -> None:
-        """Finish what was submitted, then end."""
+        """Finish what was submitted, then end. An engine that hangs is left behind: the process ends without it."""
         self._plans.put(None)
-        self._thread.join()
+        self._thread.join(STOP_S_MAX)
 
     def _run(self) -> None:
         try:
@@ -61,5 +67,6 @@ class EngineThread:
             elif launched:
                 result = self._engine.collect()
                 launched -= 1
+                self.watch.finished(result)
                 self.steps += result.steps
                 self._on_result(result)

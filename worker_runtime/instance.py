@@ -32,6 +32,7 @@ from worker_runtime.peer_connections import PeerConnections
 from worker_runtime.recording import Recorder
 from worker_runtime.rpc_control import ConductorLink
 from worker_runtime.rpc_tokens import TokenStreams
+from worker_runtime.watchdog import LOOK_S, InstanceUnfit, ReplacementWait
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +144,22 @@ class Instance:
         self._engine.start()
         self._tasks = [asyncio.create_task(link.run()) for link in self._conductors.values()]
         self._tasks.append(asyncio.create_task(self._reporter.run()))
+        self._tasks.append(asyncio.create_task(self._watch()))
         work = asyncio.create_task(self._loop.run(stopped))
         done, _ = await asyncio.wait([work, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         work.cancel()
         for task in done:
             task.result()
+
+    async def _watch(self) -> None:
+        """Raises InstanceUnfit when this process has to be replaced."""
+        replacement = ReplacementWait()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if reason := self._engine.watch.look():
+                raise InstanceUnfit(reason)
+            if replacement.look(asked=self._effects.needs_restart, running=self._core.load().running):
+                raise InstanceUnfit("it asked to be replaced, and nothing runs here any more")
 
     async def close(self) -> None:
         """Tell everybody, let the last messages leave, then close from the edge inwards."""

@@ -70,6 +70,7 @@ class ConductorLink:
         self._something = asyncio.Event()
         self._registered = False
         self._card_wanted = False
+        self._drain_told = False
         self._heartbeat_s = HEARTBEAT_S_DEFAULT
         self._beat_at = 0.0
 
@@ -88,7 +89,7 @@ class ConductorLink:
             await asyncio.sleep(backoff.next_s())
 
     async def _attach(self, backoff: Backoff) -> None:
-        self._registered = self._card_wanted = False
+        self._registered = self._card_wanted = self._drain_told = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             stream = worker_pb2_grpc.WorkerControlStub(channel).Attach(self._outgoing())
             async for message in stream:
@@ -130,11 +131,14 @@ class ConductorLink:
                 self._card_wanted = False
                 card = msgspec.msgpack.encode(self._card)
                 yield worker_pb2.WorkerMessage(card=worker_pb2.ModelCardAsset(digest=self._card.digest, card=card))
+            drains = self._is_draining() and not self._drain_told
+            if drains or idle:
+                # Before the failures that a stopping instance reports: they must not be planned onto it again.
+                self._drain_told = self._is_draining()
+                beat = worker_pb2.WorkerHeartbeat(steps=self._steps(), draining=self._drain_told)
+                yield worker_pb2.WorkerMessage(heartbeat=beat)
             while self._outcomes:
                 yield worker_pb2.WorkerMessage(outcome=outcome_to_pb(self._outcomes.popleft()))
-            if idle:
-                beat = worker_pb2.WorkerHeartbeat(steps=self._steps(), draining=self._is_draining())
-                yield worker_pb2.WorkerMessage(heartbeat=beat)
 
     async def _wait_for_something(self) -> bool:
         """False when a heartbeat is due: at the latest every half of what the Conductor expects."""

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from endurance_rows import record
 from kill_storm import StormReport, storm, until
+from segue_proto.v1 import inference_pb2
 from toy_cluster import (
     InferenceStub,
     Stream,
@@ -77,9 +79,14 @@ async def one_stream(cluster: ToyCluster, tokens_max: int, stream: Stream) -> No
     assert stream.tokens == toy_tokens(prompt, tokens_max, seed=3)
 
 
-async def serving(cluster: ToyCluster, stream: Stream) -> None:
-    """Until the stream is well under way."""
-    await until(lambda: len(stream.tokens) if len(stream.tokens) > 10 else None)
+async def busy_decode(stub: Any) -> inference_pb2.Instance:
+    (busy,) = [one for one in (await view(stub)).instances if one.running and one.role == "decode"]
+    return busy
+
+
+async def under_way(stream: Stream) -> None:
+    """Past the first steps, which a watchdog allows to be slow."""
+    await until(lambda: len(stream.tokens) if len(stream.tokens) > 40 else None)
 
 
 async def test_stream_rides_out_the_death_of_the_only_pair(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ async def test_stream_rides_out_the_death_of_the_only_pair(tmp_path: Path) -> No
     with toy_cluster(tmp_path, step_ms=5.0) as cluster:
         stream = Stream()
         client = asyncio.create_task(one_stream(cluster, 200, stream))
-        await serving(cluster, stream)
+        await under_way(stream)
         for pid in cluster.pids().values():
             os.kill(pid, signal.SIGKILL)
         await client
@@ -96,15 +103,29 @@ async def test_stream_rides_out_the_death_of_the_only_pair(tmp_path: Path) -> No
         await assert_nothing_is_left(cluster, instances=2)
 
 
+async def test_stream_leaves_an_instance_that_ends_in_order_once(tmp_path: Path) -> None:
+    """It says that it takes nothing new before it gives up what it has: the stream is not planned onto it again."""
+    with toy_cluster(tmp_path, decode=2, step_ms=5.0) as cluster:
+        stream = Stream()
+        client = asyncio.create_task(one_stream(cluster, 300, stream))
+        await under_way(stream)
+        async with channel(cluster.grpc) as connection:
+            busy = await busy_decode(InferenceStub(connection))
+        os.kill(busy.pid, signal.SIGTERM)
+        await client
+        assert stream.finished is not None
+        assert stream.finished.attempts == 2
+
+
 async def test_streams_of_a_stopped_instance_go_on_elsewhere_and_its_late_messages_are_refused(tmp_path: Path) -> None:
     """A decode instance hangs in the middle of a stream, and wakes up after that has ended elsewhere."""
     with toy_cluster(tmp_path, decode=2, step_ms=5.0) as cluster:
         stream = Stream()
         client = asyncio.create_task(one_stream(cluster, 1000, stream))
-        await serving(cluster, stream)
+        await under_way(stream)
         async with channel(cluster.grpc) as connection:
             stub = InferenceStub(connection)
-            (busy,) = [one for one in (await view(stub)).instances if one.running and one.role == "decode"]
+            busy = await busy_decode(stub)
             os.kill(busy.pid, signal.SIGSTOP)
             await client
             assert stream.finished is not None
@@ -119,7 +140,7 @@ async def test_front_that_stood_still_takes_nobody_for_lost(tmp_path: Path) -> N
     with toy_cluster(tmp_path, step_ms=5.0) as cluster:
         stream = Stream()
         client = asyncio.create_task(one_stream(cluster, 600, stream))
-        await serving(cluster, stream)
+        await under_way(stream)
         os.kill(cluster.front.pid, signal.SIGSTOP)
         await asyncio.sleep(5.0)
         os.kill(cluster.front.pid, signal.SIGCONT)
@@ -137,6 +158,21 @@ async def test_hung_instance_is_killed_and_replaced(tmp_path: Path) -> None:
         await one_stream(cluster, 50, stream)
         assert stream.finished is not None
         assert stream.finished.prefill_instance == "prefill-0"
+        await assert_nothing_is_left(cluster, instances=2)
+
+
+@pytest.mark.slow
+async def test_engine_that_hangs_in_a_step_ends_its_process(tmp_path: Path) -> None:
+    """The I/O loop still beats: only the instance itself can tell."""
+    with toy_cluster(tmp_path, step_ms=5.0) as cluster:
+        stream = Stream()
+        client = asyncio.create_task(one_stream(cluster, 400, stream))
+        await under_way(stream)
+        cluster.hang_file.write_text(str(cluster.pids()["decode-0"]))
+        await client
+        assert stream.finished is not None
+        assert stream.finished.attempts == 2
+        assert any("decode-0 exited" in text for text in cluster.said)
         await assert_nothing_is_left(cluster, instances=2)
 
 

@@ -15,6 +15,7 @@ import grpc
 import httpx
 import msgspec
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
+from toy_instance import FAIL_FILE_VARIABLE, HANG_FILE_VARIABLE, STEP_MS_VARIABLE
 
 from launcher.host_facts import SHARED_MEMORY
 from launcher.instance_pool import Death
@@ -49,10 +50,14 @@ def worker_config(name: str, role: Role, *, conductor: str, folder: Path, prefix
     )
 
 
-def toy_environment(step_ms: float, fail_file: Path | None = None) -> dict[str, str]:
+def toy_environment(step_ms: float, fail_file: Path, hang_file: Path) -> dict[str, str]:
     paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-    found = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TOY_STEP_MS": str(step_ms), "OMP_NUM_THREADS": "1"}
-    return found if fail_file is None else {**found, "TOY_FAIL_FILE": str(fail_file)}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        STEP_MS_VARIABLE: str(step_ms),
+        FAIL_FILE_VARIABLE: str(fail_file),
+        HANG_FILE_VARIABLE: str(hang_file),
+    }
 
 
 def wait_for(what: Callable[[], Any], seconds_max: float = START_SECONDS_MAX) -> Any:
@@ -77,9 +82,9 @@ class ToyCluster:
         limits: RestartLimits = IMPATIENT,
     ) -> None:
         self.prefix = f"seguetest-{uuid.uuid4().hex[:8]}"
-        self.fail_file = folder / "who-fails"
+        self.fail_file, self.hang_file = folder / "who-fails", folder / "who-hangs"
         self.said: list[str] = []
-        environment = toy_environment(step_ms, self.fail_file)
+        environment = toy_environment(step_ms, self.fail_file, self.hang_file)
         config = FrontConfig(grpc_port=0, http_port=0, model_names=("toy",), log_level="warning")
         self.front = ChildProcess("front", "conductor.app", config, logs=folder, environment=environment)
         ready = wait_for(self.front.ready)

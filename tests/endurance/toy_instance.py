@@ -33,6 +33,9 @@ STEP_MS_VARIABLE = "TOY_STEP_MS"
 FAIL_FILE_VARIABLE = "TOY_FAIL_FILE"
 """While the file that it names exists, an instance whose name stands in it ends as soon as it has started."""
 
+HANG_FILE_VARIABLE = "TOY_HANG_FILE"
+"""An instance whose process id stands in the file that it names never ends its next step."""
+
 
 @cache
 def word_tokenizer() -> str:
@@ -59,6 +62,8 @@ class PacedEngine:
 
     def collect(self) -> PlanResult:
         time.sleep(self._step_s)
+        while told(HANG_FILE_VARIABLE, str(os.getpid())):
+            time.sleep(1.0)
         return self._engine.collect()
 
     def close(self) -> None:
@@ -66,7 +71,8 @@ class PacedEngine:
 
 
 def load_toy(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
-    _fail_if_told(config.name)
+    if told(FAIL_FILE_VARIABLE, config.name):
+        sys.exit("told to fail")
     block_size, pages = config.engine.block_size, config.engine.pages
     memory, segment = page_memory(config, ref, pages, toy_layout(block_size).page_bytes)
     engine = ToyEngine(pages, block_size, buffer=memory)
@@ -74,10 +80,10 @@ def load_toy(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
     return LoadedEngine(PacedEngine(engine, step_s), memory, segment)
 
 
-def _fail_if_told(name: str) -> None:
-    path = Path(os.environ.get(FAIL_FILE_VARIABLE, ""))
-    if path.is_file() and name in path.read_text().split():
-        sys.exit("told to fail")
+def told(variable: str, word: str) -> bool:
+    """Whether the file that the variable names is there and has the word."""
+    path = Path(os.environ.get(variable, ""))
+    return path.is_file() and word in path.read_text().split()
 
 
 def run(config: WorkerConfig, stop: threading.Event, on_ready: OnReady, *, record: Path | None = None) -> None:
