@@ -45,7 +45,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mode(self) -> str:
         if self.trace:
-            return f"trace {self.trace.rpartition('/')[2]}, {self.replay.describe()}"
+            return f"trace {self.trace.rpartition('/')[2]}"
         if self.rate is not None:
             return f"{self.rate:g} requests/s, {self.arrival} arrivals"
         return f"concurrency {self.concurrency}"
