@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from launcher.simulate_view import comparison_table
 from segue.errors import ConfigError, SegueError
-from simulator.cluster import Cluster, ClusterSpec
+from simulator.cluster import Cluster, ClusterSpec, check_spec
 from simulator.hardware import Instance
 from simulator.policies import POLICIES
 from simulator.report import RunSummary, Slo, summarise
@@ -95,15 +95,16 @@ def simulate(
             noise=noise,
             seed=seed,
         )
-        runs = [
-            (name, changed, spec_)
-            for name, (changed, spec_) in itertools.product(_policies(policy), _variants(spec, workload, sweep))
-        ]
+        variants = _variants(spec, workload, sweep)
+        for _, varied in variants:
+            check_spec(varied)
+        runs = [(name, changed, spec_) for name, (changed, spec_) in itertools.product(_policies(policy), variants)]
     except (SegueError, ValueError) as error:
         console.print(f"segue: {error}", style="red", highlight=False)
         raise typer.Exit(2) from error
     summaries = _run_all(console, runs, slo)
-    Console().print(comparison_table(summaries))
+    output = Console()
+    output.print(comparison_table(summaries, output.width))
     if json_out is not None:
         json_out.write_bytes(msgspec.json.format(msgspec.json.encode(summaries)))
     if len(summaries) < len(runs) or not all(each.complete for each in summaries):

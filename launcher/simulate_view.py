@@ -27,7 +27,11 @@ COLUMNS: dict[str, Callable[[RunSummary], str]] = {
 }
 
 
-def comparison_table(summaries: Sequence[RunSummary]) -> Table:
+WIDE_COLUMNS = 150
+"""Terminals below this get one column for each run instead of one row."""
+
+
+def comparison_table(summaries: Sequence[RunSummary], width: int) -> Table:
     first = summaries[0]
     title = f"{first.workload} ({', '.join(first.notes) or 'as recorded'}), digest {first.digest}, seed {first.seed}"
     best = {name: highest_good_rate([each for each in summaries if each.policy == name]) for name in _names(summaries)}
@@ -35,10 +39,13 @@ def comparison_table(summaries: Sequence[RunSummary]) -> Table:
         f"{name} {rate:.2f}/s" for name, rate in best.items()
     )
     table = Table(title=title, caption=caption)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for summary in summaries:
-        table.add_row(*[cell(summary) for cell in COLUMNS.values()])
+    cells = [[column, *[cell(summary) for summary in summaries]] for column, cell in COLUMNS.items()]
+    if width >= WIDE_COLUMNS:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    for place, column in enumerate(cells[0]):
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
+    for row in cells[1:]:
+        table.add_row(*row)
     return table
 
 

@@ -66,6 +66,21 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
+def check_spec(spec: ClusterSpec) -> None:
+    """Raises ValueError for a cluster that could serve nothing, or a number that means nothing."""
+    pairs = spec.prefill > 0 and spec.decode > 0
+    if min(spec.prefill, spec.decode, spec.aggregated) < 0 or not (pairs or spec.aggregated or spec.decode):
+        raise ValueError("a cluster needs prefill and decode instances, or aggregated ones")
+    if spec.decode and not spec.prefill:
+        raise ValueError("a cluster needs prefill instances for its decode instances; aggregated ones do both")
+    for field in ("kv_tokens", "block_size", "max_num_seqs", "max_num_batched_tokens", "conductors"):
+        least = spec.block_size if field == "kv_tokens" else 1
+        if getattr(spec, field) < least:
+            raise ValueError(f"{field} must be at least {least}, got {getattr(spec, field)}")
+    if not 0.0 <= spec.noise < 1.0:
+        raise ValueError(f"noise must be between 0 and 1, got {spec.noise}")
+
+
 class Cluster:
     """Implements `simulator.parts.Parts`. Every Conductor gets a policy of its own, by name."""
 

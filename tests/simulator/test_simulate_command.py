@@ -1,0 +1,88 @@
+"""`segue simulate` as typed: tables, JSON, sweeps, and errors that say what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from launcher.cli import app
+from simulator.cluster import Cluster
+from simulator.session_front import BrokenPromise, Oracle
+
+TRACE = Path(__file__).parent.parent / "data" / "conversation_60.jsonl"
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def test_policies_are_compared_and_every_figure_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    result = simulate("--trace", str(TRACE), "--count", "20", "--policy", "segue,random", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())
+    assert [row["policy"] for row in rows] == ["segue", "random"]
+    assert all(row["complete"] and row["completed"] == row["offered"] == 20 for row in rows)
+    assert "random" in result.stdout
+
+
+def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    result = simulate("--trace", str(TRACE), "--sweep", "rate=1,4", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    slow, fast = json.loads(out.read_text())
+    assert fast["offered_per_s"] == pytest.approx(4 * slow["offered_per_s"])
+
+
+def test_an_interrupted_run_keeps_and_marks_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Cluster.run
+
+    def interrupted(self: Cluster, *_: object) -> None:
+        honest(self, until_us=10_000_000)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "run", interrupted)
+    out = tmp_path / "figures.json"
+    result = simulate("--trace", str(TRACE), "--policy", "segue,random", "--json", str(out))
+    assert result.exit_code == 130
+    (row,) = json.loads(out.read_text())
+    assert (row["complete"], row["offered"] < 60) == (False, True)
+    assert "(part)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--trace FILE is needed"),
+        (["--trace", "none.jsonl"], "none.jsonl: No such file"),
+        (["--trace", str(TRACE), "--policy", "best"], "unknown policy 'best'; known: segue"),
+        (["--trace", str(TRACE), "--sweep", "rate"], "NAME=V1,V2"),
+        (["--trace", str(TRACE), "--sweep", "rate=x"], "could not convert"),
+        (["--trace", str(TRACE), "--speedup", "0"], "speed-up must be positive"),
+        (["--trace", str(TRACE), "--model", "gpt"], "unknown model 'gpt'"),
+        (["--trace", str(TRACE), "--weights", "bf16"], "does not fit 1 accelerators"),
+        (["--trace", str(TRACE), "--start", "100"], "no requests from 100 on"),
+        (["--trace", str(TRACE), "--prefill", "0"], "a cluster needs"),
+        (["--trace", str(TRACE), "--kv-tokens", "-5"], "kv_tokens must be at least"),
+        (["--trace", str(TRACE), "--noise", "-1"], "noise must be"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_the_reason(arguments: list[str], complaint: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.stderr.split())
+
+
+def test_a_failing_seed_is_printed_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulate("--faults", "--seeds", "2").exit_code == 0
+
+    def break_promise(*_: object) -> None:
+        raise BrokenPromise("as planned")
+
+    monkeypatch.setattr(Oracle, "take", break_promise)
+    result = simulate("--faults", "--seed", "5", "--seeds", "2")
+    assert result.exit_code == 1
+    assert "seed 5: BrokenPromise" in " ".join(result.stderr.split())
