@@ -13,8 +13,8 @@ from kvstore.connectors.tcp_frames import (
     Frame,
     FrameReader,
     Greeting,
-    Header,
     Kind,
+    PageEnded,
     ProtocolError,
     attempt_of,
     control_frame,
@@ -62,8 +62,11 @@ class ReceivingSession:
     def filled(self, count: int) -> None:
         """Raises ProtocolError: hang up."""
         self._has_received = True
-        for frame in self._reader.filled(count):
-            self._take(frame)
+        for read in self._reader.filled(count):
+            if isinstance(read, PageEnded):
+                self._page_ended(read)
+            else:
+                self._take(read)
         if len(self.answers) > ANSWERS_BYTES_MAX:
             raise ProtocolError("answers are not read")
 
@@ -73,12 +76,12 @@ class ReceivingSession:
             self.answers += control_frame(Kind.ALIVE, self._reader.seed)
         self._has_received = False
 
-    def _place(self, header: Header) -> memoryview | None:
-        if self.source is None or self._op is None or header.op != self._op.number:
+    def _place(self, op: int, page: int) -> memoryview | None:
+        if self.source is None or self._op is None or op != self._op.number:
             return None
-        if not self._loans.is_writable(self.source, self._op.attempt, header.number):
+        if not self._loans.is_writable(self.source, self._op.attempt, page):
             return None
-        return self._pages[header.number * self._page_bytes : (header.number + 1) * self._page_bytes]
+        return self._pages[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def _take(self, frame: Frame) -> None:
         kind = frame.header.kind
@@ -88,8 +91,6 @@ class ReceivingSession:
             self._op = _Op(frame.header.op, attempt_of(frame))
         elif self._op is None or frame.header.op != self._op.number:
             raise ProtocolError("frame outside an op")
-        elif kind is Kind.PAGE:
-            self._page_ended(self._op, frame)
         elif kind is Kind.END:
             self._op_ended(self._op, frame)
         else:
@@ -108,14 +109,15 @@ class ReceivingSession:
         # Not sealed for the session yet: that the number is right says that both mean the same one.
         self.answers += control_frame(Kind.WELCOME, 0, number=self._reader.seed)
 
-    def _page_ended(self, op: _Op, frame: Frame) -> None:
-        assert self.source is not None
-        head = frame.header
-        if self._loans.landed(self.source, op.attempt, head.number, head.digest, frame.intact):
+    def _page_ended(self, ended: PageEnded) -> None:
+        op = self._op
+        if self.source is None or op is None or ended.op != op.number:
+            raise ProtocolError("page outside an op")
+        if self._loans.landed(self.source, op.attempt, ended.page, ended.digest, ended.intact):
             op.valid += op.valid == op.pages
         elif not op.reason:
-            lent = self._loans.is_lent(self.source, op.attempt, head.number)
-            op.reason = f"page {head.number} came corrupt" if lent else f"page {head.number} is not lent"
+            lent = self._loans.is_lent(self.source, op.attempt, ended.page)
+            op.reason = f"page {ended.page} came corrupt" if lent else f"page {ended.page} is not lent"
         op.pages += 1
 
     def _op_ended(self, op: _Op, frame: Frame) -> None:

@@ -1,8 +1,8 @@
 """The source's side of one page connection: ops in order, pages straight from the pool. No I/O.
 
-Ops wait in a queue; at most WINDOW_BYTES of pages are made ready for the kernel at a time, so that a cancel takes
-effect within that, and a digest is taken shortly before its page is sent, while the page is still in a cache. An op is
-over when the target says so, or when the connection ends: then nothing of it is known to have landed.
+Ops wait in a queue. Pages are made ready for the kernel, one frame at a time, while less than WINDOW_BYTES are: a
+cancel takes effect within that. An op is over when the target says so, or when the connection ends: then nothing of it is
+known to have landed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from kvstore.connectors.tcp_frames import (
     FrameReader,
     Greeting,
     Kind,
+    PageEnded,
     ProtocolError,
     control_frame,
-    header,
-    page_digest,
+    pages_frame,
     reason_of,
+    run_length,
     session_seed,
 )
 from segue.ids import AttemptRef
 
-WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 2 << 20
 PIECES_MAX = 64
 """Buffers of one sendmsg; the kernel takes up to 1,024."""
 
@@ -122,12 +123,13 @@ class SendingSession:
             self._answers.append(op)
             self._current = None
             return
-        source, target = op.pages[op.begun]
-        op.begun += 1
-        page = self._pages[source * self._page_bytes : (source + 1) * self._page_bytes]
-        digest, length = page_digest(page), self._page_bytes
-        self._put(header(Kind.PAGE, self._seed, op=op.op, number=target, digest=digest, length=length))
-        self._put(page)
+        run = op.pages[op.begun : op.begun + run_length(self._page_bytes)]
+        op.begun += len(run)
+        for piece in pages_frame(self._seed, op.op, [(target, self._page(source)) for source, target in run]):
+            self._put(piece)
+
+    def _page(self, page: int) -> memoryview:
+        return self._pages[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def _put(self, data: bytes | memoryview) -> None:
         self._out.append(memoryview(data))
@@ -140,9 +142,11 @@ class SendingSession:
 
     def filled(self, count: int) -> list[MoveDone]:
         """Ops that have ended. Raises ProtocolError: hang up."""
-        return [done for frame in self._reader.filled(count) for done in self._take(frame)]
+        return [done for read in self._reader.filled(count) for done in self._take(read)]
 
-    def _take(self, frame: Frame) -> list[MoveDone]:
+    def _take(self, frame: Frame | PageEnded) -> list[MoveDone]:
+        if isinstance(frame, PageEnded):
+            raise ProtocolError("a page where none is expected")
         kind = frame.header.kind
         if not self.is_welcome:
             if kind is Kind.REFUSED:

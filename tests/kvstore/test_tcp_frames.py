@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from kvstore.connectors.base import MoveDone
 from kvstore.connectors.page_loans import PageLoans
 from kvstore.connectors.tcp_frames import (
+    ENTRY,
     HEADER_BYTES,
-    Frame,
     FrameReader,
     Greeting,
-    Header,
     Kind,
+    PageEnded,
     ProtocolError,
     control_frame,
     header,
-    page_digest,
+    pages_frame,
 )
-from kvstore.connectors.tcp_receiving import ReceivingSession
+from kvstore.connectors.tcp_receiving import ANSWERS_BYTES_MAX, ReceivingSession
 from kvstore.connectors.tcp_sending import SendingSession, SendOp
 from segue.ids import AttemptRef, InstanceRef
 
@@ -31,8 +31,11 @@ GREETING = Greeting(P, D, PAGE_BYTES, b"nonce")
 
 
 def page_frame(op: int, page: int, content: bytes) -> bytes:
-    digest = page_digest(memoryview(content))
-    return header(Kind.PAGE, SEED, op=op, number=page, digest=digest, length=PAGE_BYTES) + content
+    return pages_of(op, [(page, content)])
+
+
+def pages_of(op: int, pages: list[tuple[int, bytes]]) -> bytes:
+    return b"".join(pages_frame(SEED, op, [(page, memoryview(content)) for page, content in pages]))
 
 
 class Pool:
@@ -42,10 +45,10 @@ class Pool:
         self.memory = bytearray(PAGES * PAGE_BYTES)
         self._closed = closed
 
-    def place(self, head: Header) -> memoryview | None:
-        if head.number >= PAGES or head.number in self._closed:
+    def place(self, op: int, page: int) -> memoryview | None:
+        if page >= PAGES or page in self._closed:
             return None
-        return memoryview(self.memory)[head.number * PAGE_BYTES : (head.number + 1) * PAGE_BYTES]
+        return memoryview(self.memory)[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
 
 
 Reader = FrameReader | ReceivingSession | SendingSession
@@ -66,10 +69,14 @@ def feed(reader: Reader, data: bytes, said: list[object] | None = None) -> list[
     return said
 
 
-Parts = list[bytes | tuple[int, bytes]]
+Parts = list[bytes | list[tuple[int, bytes]]]
 STREAMS: st.SearchStrategy[Parts] = st.lists(
     st.one_of(
-        st.tuples(st.integers(0, PAGES + 2), st.binary(min_size=PAGE_BYTES, max_size=PAGE_BYTES)),
+        st.lists(
+            st.tuples(st.integers(0, PAGES + 2), st.binary(min_size=PAGE_BYTES, max_size=PAGE_BYTES)),
+            min_size=1,
+            max_size=4,
+        ),
         st.binary(max_size=60),
     ),
     max_size=6,
@@ -78,7 +85,7 @@ STREAMS: st.SearchStrategy[Parts] = st.lists(
 
 def stream_of(parts: Parts) -> bytes:
     frames = [
-        control_frame(Kind.BEGIN, SEED, op=1, payload=part) if isinstance(part, bytes) else page_frame(1, *part)
+        control_frame(Kind.BEGIN, SEED, op=1, payload=part) if isinstance(part, bytes) else pages_of(1, part)
         for part in parts
     ]
     return b"".join(frames)
@@ -99,11 +106,15 @@ def read(data: bytes, pieces: list[int]) -> tuple[list[object], str, bytes]:
     return said, "", bytes(pool.memory)
 
 
+def events_of(parts: Parts) -> int:
+    return sum(1 if isinstance(part, bytes) else len(part) for part in parts)
+
+
 @given(STREAMS, st.lists(st.integers(1, 150), max_size=12))
 def test_same_bytes_in_other_pieces_are_the_same_frames(parts: Parts, cuts: list[int]) -> None:
     data = stream_of(parts)
     assert read(data, cuts) == read(data, [])
-    assert len(read(data, cuts)[0]) == len(parts)
+    assert len(read(data, cuts)[0]) == events_of(parts)
 
 
 @given(STREAMS.filter(bool), st.data())
@@ -114,10 +125,10 @@ def test_corrupt_byte_is_noticed_whatever_the_pieces(parts: Parts, data: st.Data
     cuts = data.draw(st.lists(st.integers(1, 150), max_size=12))
     assert read(bytes(whole), cuts) == read(bytes(whole), [])
     frames, ended, _ = read(bytes(whole), cuts)
-    torn = [frame for frame in frames if isinstance(frame, Frame) and not frame.intact]
+    torn = [frame for frame in frames if isinstance(frame, PageEnded) and not frame.intact]
     assert ended or torn
     if ended:
-        assert len(frames) < len(parts)
+        assert len(frames) < events_of(parts)
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=500), st.lists(st.integers(1, 60), max_size=12))
@@ -130,7 +141,7 @@ def test_noise_ends_the_reading_and_writes_nothing(noise: bytes, cuts: list[int]
     ("frame", "reason"),
     [
         (control_frame(Kind.BEGIN, SEED + 1), "another session"),
-        (header(Kind.PAGE, SEED, length=PAGE_BYTES + 1), "length"),
+        (header(Kind.PAGES, SEED, number=1, length=PAGE_BYTES + 1), "length"),
         (header(Kind.BEGIN, SEED, length=1 << 30), "length"),
         (header(99, SEED), "unknown kind"),  # type: ignore[arg-type]
         (bytes(HEADER_BYTES), "no frame"),
@@ -143,20 +154,20 @@ def test_malformed_header_ends_the_reading(frame: bytes, reason: str) -> None:
 
 def test_page_that_may_not_be_written_is_read_past() -> None:
     frames, ended, memory = read(page_frame(1, 2, b"x" * PAGE_BYTES) + page_frame(1, 1, b"y" * PAGE_BYTES), [])
-    assert [frame.intact for frame in frames if isinstance(frame, Frame)] == [False, True]
+    assert [frame.intact for frame in frames if isinstance(frame, PageEnded)] == [False, True]
     assert not ended and memory == bytes(PAGE_BYTES) + b"y" * PAGE_BYTES + bytes(2 * PAGE_BYTES)
 
 
 def test_page_taken_back_half_way_is_not_written_from_then_on() -> None:
     memory = bytearray(PAGE_BYTES)
     is_open = True
-    reader = FrameReader(PAGE_BYTES, lambda head: memoryview(memory) if is_open else None)
+    reader = FrameReader(PAGE_BYTES, lambda op, page: memoryview(memory) if is_open else None)
     reader.seed = SEED
     frame = page_frame(1, 0, b"z" * PAGE_BYTES)
-    feed(reader, frame[: HEADER_BYTES + 30])
+    feed(reader, frame[: HEADER_BYTES + ENTRY.size + 30])
     is_open = False
-    (ended,) = feed(reader, frame[HEADER_BYTES + 30 :])
-    assert isinstance(ended, Frame) and not ended.intact
+    (ended,) = feed(reader, frame[HEADER_BYTES + ENTRY.size + 30 :])
+    assert isinstance(ended, PageEnded) and not ended.intact
     assert memory == b"z" * 30 + bytes(PAGE_BYTES - 30)
 
 
@@ -234,12 +245,18 @@ def test_unwelcome_greeting_ends_the_source_with_the_reason() -> None:
         Pair("not today").carry()
 
 
-@pytest.mark.parametrize("first", [Kind.BEGIN, Kind.PAGE, Kind.END, Kind.DONE])
+@pytest.mark.parametrize("first", [Kind.BEGIN, Kind.END, Kind.DONE])
 def test_nothing_is_read_before_a_greeting(first: Kind) -> None:
     pair = Pair()
-    data = header(first, 0, length=PAGE_BYTES) + bytes(PAGE_BYTES) if first is Kind.PAGE else control_frame(first, 0)
     with pytest.raises(ProtocolError, match="greeting expected"):
-        feed(pair.receiving, data)
+        feed(pair.receiving, control_frame(first, 0))
+
+
+def test_no_page_is_taken_before_a_greeting() -> None:
+    pair = Pair()
+    pair.loans.lend(P, ATTEMPT, [0])
+    with pytest.raises(ProtocolError, match="outside an op"):
+        feed(pair.receiving, b"".join(pages_frame(0, 1, [(0, memoryview(b"x" * PAGE_BYTES))])))
     assert not any(pair.target_pages)
 
 
@@ -267,3 +284,13 @@ def test_answer_to_no_op_ends_the_source(pair: Pair) -> None:
     seed = pair.sending._seed
     with pytest.raises(ProtocolError, match="answer to no op"):
         feed(pair.sending, control_frame(Kind.DONE, seed, op=5, number=1))
+
+
+def test_source_that_does_not_read_its_answers_is_hung_up_on(pair: Pair) -> None:
+    """Ops without pages cost nothing to send and an answer each."""
+    with pytest.raises(ProtocolError, match="answers are not read"):
+        for op in range(ANSWERS_BYTES_MAX // HEADER_BYTES + 1):
+            pair.sending.add(SendOp(op, ATTEMPT, []))
+            for piece in (data := pair.sending.pieces()):
+                feed(pair.receiving, bytes(piece))
+            pair.sending.sent(sum(len(piece) for piece in data))
