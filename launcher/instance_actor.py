@@ -36,8 +36,10 @@ class InstanceActor:
     def _on_ready(self, *_: Any) -> None:
         self._ready.set()
 
-    def wait_ready(self) -> None:
+    def wait_ready(self) -> int:
+        """The process id, once the instance serves."""
         self._ready.wait()
+        return os.getpid()
 
     def stop(self) -> None:
         self._stop.set()

@@ -7,6 +7,9 @@ and access needs a token made for this run alone (`ray_environment.py`, prepared
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,11 +99,14 @@ class RayPool:
         ]
 
     def kill(self, name: str) -> None:
-        ray.kill(self._actors[name])
+        """By the operating system: Ray asks the process itself to end, and one that hangs does not listen."""
+        if name in self.ready():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ray.get(self._announcements[name]), signal.SIGKILL)
 
     def restart(self, name: str) -> None:
         """A new actor: Ray's own restarts know neither a back-off nor a process that hangs."""
-        self.kill(name)
+        ray.kill(self._actors[name])
         clear_slot(self._workers[name])
         self._start_actor(name, self._workers[name])
 

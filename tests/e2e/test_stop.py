@@ -87,6 +87,19 @@ def test_dead_instance_is_reported_and_started_again(start: StartCluster, way: s
     assert len(shared_memory(cluster.runtime_dir().name)) <= 1, "the dead instance's pool is still there"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_hung_instance_is_killed_and_started_again(start: StartCluster, way: str) -> None:
+    cluster = start(*WAYS[way], "--aggregated", "1")
+    cluster.wait_ready()
+    hung = instance_process(cluster.descendants(), way)
+    os.kill(hung.pid, signal.SIGSTOP)
+    cluster.wait_for_text("does not hear it")
+    cluster.wait_for_text("aggregated-0 is ready")
+    assert len(generate(cluster.grpc, list(range(40))).token_ids) == 24
+    assert not hung.is_running()
+
+
 def instance_process(processes: list[psutil.Process], way: str) -> psutil.Process:
     mark = {"local": "decode_worker.app", "ray": "InstanceActor"}[way]
     return next(process for process in processes if mark in " ".join(process.cmdline()))
