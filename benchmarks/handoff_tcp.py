@@ -6,7 +6,8 @@ source, from the first call until the target has said that everything is there; 
 slows both, and the medians are compared. Goal: 60 %.
 
 Floor: loopback copies every byte twice (into the kernel and out of it), a digest reads it once more on each side at
-some 17 GB/s; with a copy at 5 GB/s per side that is 1 / (1 + 5 / 17) = 77 % of raw where both sides work at once.
+some 10 GB/s from memory; with a copy at 5 GB/s per side that is 1 / (1 + 5 / 10) = 67 % of raw where both sides work
+at once. Pages are larger than a second-level cache, so the digest reads them from memory again.
 
     python benchmarks/handoff_tcp.py [--pages 96] [--page-kib 720] [--rounds 30]
 """

@@ -1,8 +1,8 @@
 """The source's side of one page connection: ops in order, pages straight from the pool. No I/O.
 
 Ops wait in a queue. Pages are made ready for the kernel, one frame at a time, while less than WINDOW_BYTES are: a
-cancel takes effect within that. An op is over when the target says so, or when the connection ends: then nothing of it is
-known to have landed.
+cancel takes effect within that. An op is over when the target says so, or when the connection ends: then nothing of it
+is known to have landed.
 """
 
 from __future__ import annotations
