@@ -1,7 +1,7 @@
 """Routing policies of other systems, each by its published rule, behind the Conductor core's `RoutingPolicy`.
 
-Each sees what ours sees. They queue at the instances, as their systems do: a prefill instance is never too busy for
-them. A decode instance must have room, because ours refuses what it cannot hold.
+Each sees what ours sees. They queue at the instances, as their systems do: a prefill or aggregated instance is never
+too busy for them. A decode instance must have room, because ours refuses what it cannot hold.
 
 | name | rule |
 | --- | --- |
@@ -76,7 +76,7 @@ class TwoPicks:
 
     def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
         if not candidates.prefills:
-            locals_ = [instance for instance in candidates.locals if can_decode(query, instance)]
+            locals_ = fitting(query, candidates.locals)
             return [local_choice(query, self._prefill(query, locals_))] if locals_ else []
         prefills = fitting(query, candidates.prefills)
         decodes = [instance for instance in candidates.decodes if can_decode(query, instance)]
@@ -210,8 +210,8 @@ class Dynamo:
         self._temperature = temperature
 
     def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
-        locals_ = [instance for instance in candidates.locals if can_decode(query, instance)]
         if not candidates.prefills:
+            locals_ = fitting(query, candidates.locals)
             return [local_choice(query, self._pick(query, locals_))] if locals_ else []
         prefills = fitting(query, candidates.prefills)
         decodes = [instance for instance in candidates.decodes if can_decode(query, instance)]
