@@ -30,9 +30,10 @@ class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """A process on one machine. `start_ticks` tells a process from a later one with the same pid."""
+    """A process on one machine. `start_ticks` tells a process from a later one with the same pid;
+    `pid_space` names the boot and the pid namespace that the pid belongs to."""
 
-    boot_id: str
+    pid_space: str
     pid: int
     start_ticks: int
 

@@ -1,7 +1,7 @@
 """Whether a peer's process still exists: the proof that it can write nothing more.
 
-A pid alone proves nothing, it may have been given to another process. (boot id, pid, start time) names a process for
-good, and a pidfd opened while that triple was true turns readable exactly when this process has ended.
+A pid alone proves nothing: it may have been given to another process, and it means something else in another pid
+namespace (a pod's first process is 1 in every pod). (boot and pid namespace, pid, start time) names a process for good, and a pidfd opened while that triple was true turns readable exactly when this process has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def pid_space() -> str:
+    """Where this process's pids mean something: the boot, and the pid namespace within it."""
+    return f"{boot_id()}/{os.readlink('/proc/self/ns/pid')}"
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time in clock ticks after boot; None when there is no such process."""
     try:
@@ -34,7 +39,7 @@ def this_process() -> ProcessIdentity:
     pid = os.getpid()
     ticks = start_ticks(pid)
     assert ticks is not None
-    return ProcessIdentity(boot_id(), pid, ticks)
+    return ProcessIdentity(pid_space(), pid, ticks)
 
 
 class ProcessWatch:
@@ -45,7 +50,7 @@ class ProcessWatch:
 
     def __init__(self, process: ProcessIdentity) -> None:
         self.process = process
-        self.is_local = process.boot_id == boot_id()
+        self.is_local = process.pid_space == pid_space()
         self._pidfd: int | None = None
         self._gone = False
         if not self.is_local:

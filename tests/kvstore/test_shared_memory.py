@@ -35,7 +35,7 @@ def test_fence_proves_it_once_the_peer_is_gone(ends: Ends) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = start_ticks(child.pid)
     assert ticks is not None
-    ends.target.register(P, ProcessIdentity(this_process().boot_id, child.pid, ticks), [])
+    ends.target.register(P, ProcessIdentity(this_process().pid_space, child.pid, ticks), [])
     assert not ends.target.fence(P)
     child.communicate(b"\n")
     assert ends.target.fence(P)
