@@ -1,7 +1,8 @@
 """Whether a peer's process still exists: the proof that it can write nothing more.
 
 A pid alone proves nothing: it may have been given to another process, and it means something else in another pid
-namespace (a pod's first process is 1 in every pod). (boot and pid namespace, pid, start time) names a process for good, and a pidfd opened while that triple was true turns readable exactly when this process has ended.
+namespace (a pod's first process is 1 in every pod). (boot and pid namespace, pid, start time) names a process for
+good, and a pidfd opened while that triple was true turns readable exactly when this process has ended.
 """
 
 from __future__ import annotations
