@@ -166,6 +166,10 @@ class BlockPool:
     def references(self, page: int) -> int:
         return self._refs[page]
 
+    def is_closed(self, page: int) -> bool:
+        """Whether no batch uses the page: held by holds alone, or quarantined. A peer may write only such pages."""
+        return page in self._quarantined or 0 < self._refs[page] == self._holds.get(page, 0)
+
     def clear_cache(self) -> None:
         """Unpublish everything; cached pages become free, active ones stay with their sequences."""
         self._free.extend(self._cached)

@@ -64,6 +64,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     steps_max: int
     requests: int
+    arrivals_us: int
+    """They come within this time: a crowd, or one after the other."""
+    step_us_max: int
+    link_bytes_us: float
+    """A page has 32 bytes: microseconds, or longer than a cancel takes to be overtaken by the next use of its pages."""
     storm: Storm
     crashes: int
     hangs: int
@@ -92,6 +97,9 @@ def draw_scenario(source: random.Random) -> Scenario:
         depth=source.randint(0, 1),
         steps_max=source.choice((1, 1, 3)),
         requests=source.randint(3, 12),
+        arrivals_us=source.choice((100_000, 1_000_000, HEAL_US)),
+        step_us_max=source.choice((4_000, 30_000)),
+        link_bytes_us=source.choice((0.2, 0.2, 0.001)),
         storm=Storm(
             lost=share(0.2),
             doubled=share(0.2),
@@ -117,7 +125,8 @@ class FaultCluster:
         self.heap = EventHeap()
         self.weather = StormyWeather(self.scenario.storm, self._random, self.heap)
         self.network = Network(self.heap, self.weather)
-        self.links = SharedLinks(self.heap, lambda _: LinkCost(latency_us=20.0, bytes_per_us=0.2))
+        link = LinkCost(latency_us=20.0, bytes_per_us=self.scenario.link_bytes_us)
+        self.links = SharedLinks(self.heap, lambda _: link)
         self._conductor = Conductor("conductor", ConductorCore(), self, checked=True)
         self._front = SessionFront(
             "front", self._draw_requests(), self._conductor, self.heap, block_size=BLOCK, hash_root=HASH_ROOT
@@ -195,7 +204,7 @@ class FaultCluster:
             core = PrefillCore(ref, planner, pool, timing, scenario.chunk)
         else:
             core = DecodeCore(ref, planner, pool, timing)
-        engine = ToyClockEngine(scenario.pages, BLOCK, self._random)
+        engine = ToyClockEngine(scenario.pages, BLOCK, self._random, scenario.step_us_max)
         manifest = self._manifest(ref, role)
         worker = Worker(manifest, core, pool, engine, self, report_us=500_000, checked=True)
         self._present[name] = worker
@@ -270,8 +279,9 @@ class FaultCluster:
             length = source.randint(1, room - max_tokens - 1)
             shared = source.randint(0, length)
             prompt = source.choice(roots)[:shared] + [source.randrange(1_000) for _ in range(length - shared)]
-            arrival_us = source.randrange(HEAL_US)
-            cancel_us = arrival_us + source.randrange(1_500_000) if source.random() < 0.15 else 0
+            arrival_us = source.randrange(scenario.arrivals_us)
+            patience_us = source.choice((150_000, 1_500_000))
+            cancel_us = arrival_us + source.randrange(patience_us) if source.random() < 0.25 else 0
             requests.append(
                 ClientRequest(
                     request_id=f"r{number}",
@@ -301,7 +311,9 @@ class FaultCluster:
             self._at_some_time(lambda pair=pair, end_us=end_us: self.weather.cut(pair[0], pair[1], end_us))  # type: ignore[misc]
 
     def _at_some_time(self, action: Callable[[], None]) -> None:
-        self.heap.push(self._random.randrange(HEAL_US), Rank.TIMER, action)
+        """Mostly while there is traffic."""
+        latest_us = self._random.choice((HEAL_US, 2 * self.scenario.arrivals_us))
+        self.heap.push(self._random.randrange(min(HEAL_US, latest_us)), Rank.TIMER, action)
 
 
 def run_seed(seed: int) -> Failure | None:

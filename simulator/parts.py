@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from conductor.core.events import Event as ConductorEvent
+from segue.block_pool import BlockPool
 from segue.errors import RequestError
 from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import InstanceManifest
@@ -41,6 +42,7 @@ class SimEngine(Protocol):
 class WorkerPort(Protocol):
     manifest: InstanceManifest
     engine: SimEngine
+    pool: BlockPool
     alive: bool
 
     def post(self, event: WorkerEvent) -> None: ...

@@ -10,6 +10,7 @@ from conductor.core.events import KvPublished, LoadReported, OutcomeReported
 from kvstore.events import EventLog
 from segue import handoff_messages as wire
 from segue.block_pool import BlockPool
+from segue.errors import InternalError
 from segue.ids import InstanceRef
 from segue.kv_events import LoadReport, PublishedMessage
 from segue.manifest import InstanceManifest
@@ -223,6 +224,10 @@ class Worker:
             return
         arriving = self._parts.network.weather.pages_arriving(len(decision.pages))
         for source_page, target_page in decision.pages[:arriving]:
+            if self._checked and not target.pool.is_closed(target_page):
+                raise InternalError(
+                    f"{self._ref} writes page {target_page} of {decision.target}, which is in use there"
+                )
             target.engine.copy_page(self.engine, source_page, target_page)
         error = "" if arriving == len(decision.pages) else "the copy failed"
         self.post(ev.PagesMoved(decision.op, arriving, error))

@@ -6,6 +6,9 @@ import random
 
 import pytest
 
+from decode_worker.core import lending
+from decode_worker.core.attempt import DecodeAttempt
+from segue.handoff import DecodeEvent
 from simulator import faults
 from simulator.faults import FaultCluster, draw_scenario, run_campaign, run_seed
 from simulator.session_front import BrokenPromise, ClientRequest, Oracle
@@ -19,6 +22,12 @@ TOKENS = toy_tokens([1, 2, 3], 3, seed=9)
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_every_promise_is_kept(first: int) -> None:
     assert run_campaign(range(first, first + 20)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_a_thousand_seeds_keep_every_promise() -> None:
+    assert run_campaign(range(1_000, 2_000)) == []
 
 
 def test_a_seed_replays_to_the_same_run() -> None:
@@ -48,6 +57,21 @@ def test_a_page_that_arrives_damaged_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ToyClockEngine, "copy_page", damage)
     assert any(failure is not None and "the model says" in failure.message for failure in map(run_seed, range(5)))
+
+
+def test_lent_pages_that_are_taken_back_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule that a write of a peer can land until it has said that none will: without quarantine it is broken."""
+
+    def give_back_at_once(self: lending.Lender, attempt: DecodeAttempt, reason: str, now_us: int) -> None:
+        assert attempt.reservation is not None
+        self._planner.reservation_abort(attempt.reservation, quarantine=False)
+        attempt.handoff.advance(DecodeEvent.ABORT)
+        attempt.ended_reason = reason
+        self._say_abort(attempt, now_us)
+
+    monkeypatch.setattr(lending.Lender, "quarantine", give_back_at_once)
+    monkeypatch.setattr(lending.Lender, "recover", lambda self, attempt: setattr(attempt, "reservation", None))
+    assert any(failure is not None and "in use there" in failure.message for failure in map(run_seed, range(60)))
 
 
 def test_a_page_that_leaks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
