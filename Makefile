@@ -4,6 +4,7 @@
 #   TORCH_INDEX  package index for torch, e.g. https://download.pytorch.org/whl/cpu (empty: pip's own)
 #   PYTHON       interpreter for the environment (empty: the first of python3, 3.13, 3.12, 3.11 that fits)
 #   ARGS         more options for `segue up` (make serve) or pytest (make test, make verify)
+#   JOBS         test processes of `make test`; a file's tests stay together
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -14,6 +15,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 PYTHON ?=
 ARGS ?=
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -39,7 +41,7 @@ install: $(VENV)/.stamp-run $(VENV)/.stamp-demo-model ## install the run-time en
 install-dev: install $(VENV)/.stamp-dev ## install what tests and checks need as well
 
 test: install-dev ## run the tests (no GPU, no long matrices)
-	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile $(ARGS)
 
 verify: install-dev ## run the long matrices; appends rows to benchmarks/results/verify.csv
 	mkdir -p build
