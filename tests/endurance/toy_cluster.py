@@ -160,13 +160,19 @@ class Stream(msgspec.Struct):
 
 
 async def follow(stub: Any, request: Any, stream: Stream, timeout_s: float = 120.0) -> Stream:
-    async for response in stub.Generate(request, timeout=timeout_s):
-        match response.WhichOneof("event"):
-            case "delta":
-                stream.tokens += response.delta.token_ids
-                stream.at_s.append(time.monotonic())
-            case "finished":
-                stream.finished = response.finished
+    """Read a stream to its end. A task that is cancelled cancels its call, also where grpc.aio has not begun to read: it
+    would go on until the garbage collector finds the call."""
+    call = stub.Generate(request, timeout=timeout_s)
+    try:
+        async for response in call:
+            match response.WhichOneof("event"):
+                case "delta":
+                    stream.tokens += response.delta.token_ids
+                    stream.at_s.append(time.monotonic())
+                case "finished":
+                    stream.finished = response.finished
+    finally:
+        call.cancel()
     return stream
 
 
