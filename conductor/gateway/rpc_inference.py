@@ -67,6 +67,8 @@ class InferenceService:
     async def generate(self, body: bytes, context: Context) -> AsyncIterator[bytes]:
         async with errors_to_status(context, self._metrics):
             live, model = await self._accept(body, context)
+            # grpc does not close a generator whose message could not be sent: its `finally` waits for the collector.
+            context.add_done_callback(lambda _: self._intake.table.stop(live, Cancelled("the client is gone")))
             try:
                 yield serialize(started_to_pb(live.session.spec))
                 while (emit := await live.next()) is not None:

@@ -16,6 +16,30 @@ from segue.plan import TokenLogprobs
 Start = Callable[..., Awaitable[Front]]
 
 TOKENS = 4000
+CLIENTS = 40
+
+
+async def test_clients_that_leave_in_full_stream_end_their_requests_without_the_garbage_collector(start: Start) -> None:
+    """A send to a client that has just left fails inside of grpc, which then drops the handler's generator half-way."""
+    front = await start(lambda _: Script(tokens=[5] * TOKENS, hang=True), max_model_len=3 * TOKENS)
+
+    async def leave_after(pieces: int) -> None:
+        request = inference_pb2.GenerateRequest(text="hello")
+        request.sampling.max_tokens, request.sampling.ignore_eos = 2 * TOKENS, True
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        for _ in range(pieces):
+            await call.read()
+        call.cancel()
+
+    gc.disable()
+    try:
+        async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+            await asyncio.gather(*(leave_after(1 + client % 7) for client in range(CLIENTS)))
+            async with asyncio.timeout(10):
+                await front.idle()
+    finally:
+        gc.enable()
+    assert {reason for _, reason in front.conductor.finished} == {"cancelled"}
 
 
 async def test_client_that_leaves_while_a_message_to_it_is_stuck_ends_its_request(start: Start) -> None:
