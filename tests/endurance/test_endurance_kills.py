@@ -89,6 +89,7 @@ async def under_way(stream: Stream) -> None:
     await until(lambda: len(stream.tokens) if len(stream.tokens) > 40 else None)
 
 
+@pytest.mark.slow
 async def test_stream_rides_out_the_death_of_the_only_pair(tmp_path: Path) -> None:
     """Both at once: it waits for them to come back."""
     with toy_cluster(tmp_path, step_ms=5.0) as cluster:
@@ -117,6 +118,7 @@ async def test_stream_leaves_an_instance_that_ends_in_order_once(tmp_path: Path)
         assert stream.finished.attempts == 2
 
 
+@pytest.mark.slow
 async def test_streams_of_a_stopped_instance_go_on_elsewhere_and_its_late_messages_are_refused(tmp_path: Path) -> None:
     """A decode instance hangs in the middle of a stream, and wakes up after that has ended elsewhere."""
     with toy_cluster(tmp_path, decode=2, step_ms=5.0) as cluster:
@@ -187,6 +189,7 @@ async def test_crash_loop_is_given_up_and_the_rest_serves_on(tmp_path: Path) -> 
         assert cluster.ended is None
 
 
+@pytest.mark.slow
 async def test_cluster_ends_when_nobody_is_left_to_serve(tmp_path: Path) -> None:
     limits = RestartLimits(stable_us=60_000_000, backoff_first_us=10_000, deaths_max=1)
     with toy_cluster(tmp_path, limits=limits) as cluster:

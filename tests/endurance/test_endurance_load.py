@@ -23,7 +23,6 @@ LENGTHS = ((1, 60), (7, 20), (30, 90), (90, 40), (250, 10), (600, 25))
 IDLE_S_MAX = 1.0
 """Load reports come at least every second; what is free is free within a step."""
 
-RSS_GROWTH_MAX = 0.02
 CANCEL_KINDS = ("client gone", "Cancel", "deadline")
 
 
@@ -43,11 +42,16 @@ def rss_bytes(cluster: ToyCluster) -> int:
     return sum(psutil.Process(pid).memory_info().rss for pid in [*cluster.pids().values(), cluster.front.pid])
 
 
-async def test_two_hundred_streams_leave_nothing_and_a_further_round_needs_no_more_memory(cluster: ToyCluster) -> None:
+@pytest.mark.parametrize(("rounds", "growth_max"), [(2, 0.04), pytest.param(8, 0.02, marks=pytest.mark.slow)])
+async def test_two_hundred_streams_leave_nothing_and_a_further_round_needs_no_more_memory(
+    cluster: ToyCluster, rounds: int, growth_max: float
+) -> None:
+    """The first rounds fill caches and replay buffers of fixed size, which weigh much beside instances without a model:
+    a short run cannot tell them from a small leak."""
     rng = random.Random(1)
     async with channel(cluster.grpc) as connection:
         stub, rss = InferenceStub(connection), []
-        for _ in range(3):
+        for _ in range(rounds):
             start = time.monotonic()
             assert await one_round(stub, rng) == []
             seconds = time.monotonic() - start
@@ -55,11 +59,10 @@ async def test_two_hundred_streams_leave_nothing_and_a_further_round_needs_no_mo
             assert idle_s is not None, "pages are still in use"
             assert booked(cluster.http) == 0
             rss.append(rss_bytes(cluster))
-    # The first round fills caches and replay buffers of fixed size, which weigh much beside instances without a model.
-    growth = rss[2] / rss[1] - 1
-    record("200 streams", "one round", seconds, "s")
-    record("200 streams", "RSS growth in a further round", growth * 100, "%")
-    assert growth < RSS_GROWTH_MAX
+    growth = rss[-1] / rss[-2] - 1
+    record(f"200 streams, round {rounds}", "duration", seconds, "s")
+    record(f"200 streams, round {rounds}", "RSS growth over the round before", growth * 100, "%")
+    assert growth < growth_max
 
 
 async def broken_off(stub: Any, index: int, kind: str, rng: random.Random) -> Stream:

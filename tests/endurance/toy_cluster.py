@@ -160,8 +160,8 @@ class Stream(msgspec.Struct):
 
 
 async def follow(stub: Any, request: Any, stream: Stream, timeout_s: float = 120.0) -> Stream:
-    """Read a stream to its end. A task that is cancelled cancels its call, also where grpc.aio has not begun to read: it
-    would go on until the garbage collector finds the call."""
+    """Read a stream to its end. A cancelled task cancels its call, also where grpc.aio has not begun to read: it would
+    go on until the garbage collector finds the call."""
     call = stub.Generate(request, timeout=timeout_s)
     try:
         async for response in call:
