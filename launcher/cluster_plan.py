@@ -7,6 +7,7 @@ instances are dealt over the GPUs in turn.
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import PurePath
 
@@ -29,6 +30,9 @@ SHM_SHARE_MAX = 0.8
 GPU_SHARE_MAX = 0.6
 """Part of a GPU's memory that page pools get when several instances share it; weights need the rest."""
 
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 INSTANCE_NAMESPACE = uuid.UUID("7d3c0f1e-52a5-4f0b-9f5e-1f3f6f8c9a10")
 
 ENTRY_MODULES = {
@@ -47,7 +51,8 @@ def served_name(model: ModelConfig) -> str:
 
 
 def check_cluster(config: ClusterConfig) -> None:
-    """Raise ConfigError when the asked-for instances cannot serve a request together."""
+    """Raise ConfigError when the asked-for instances cannot serve a request together, or for a setting that no process
+    would tell of as clearly."""
     counts = {"--prefill": config.prefill, "--decode": config.decode, "--aggregated": config.aggregated}
     for option, count in counts.items():
         if count < 0:
@@ -58,6 +63,12 @@ def check_cluster(config: ClusterConfig) -> None:
         raise ConfigError("--decode needs at least one --prefill; use --aggregated for instances that do both")
     if not config.decode and not config.aggregated:
         raise ConfigError("no instances: ask for --prefill and --decode, or --aggregated")
+    if not DEVICE.fullmatch(config.engine.device):
+        raise ConfigError(f"--device {config.engine.device!r}: known: auto, cpu, cuda, cuda:N")
+    if config.engine.threads < 0:
+        raise ConfigError(f"--threads must be 0 or more, got {config.engine.threads}")
+    if config.front.log_level not in LOG_LEVELS:
+        raise ConfigError(f"--log-level {config.front.log_level!r}: known: {', '.join(LOG_LEVELS)}")
     if config.decode and config.engine.device.startswith("cuda"):
         raise ConfigError("--device cuda: K/V is not handed over between GPUs yet; use --aggregated")
 

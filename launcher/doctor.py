@@ -6,6 +6,7 @@ means that it works less well than it could.
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import resource
 import shutil
@@ -29,6 +30,7 @@ SHM_FREE_BYTES_MIN = 256 << 20
 SHM_FREE_BYTES_GOOD = 3 * GIB
 OPEN_FILES_MIN = 1024
 OPEN_FILES_GOOD = 4096
+PORT_MAX = 65535
 PYTHON_MIN = (3, 11)
 
 PACKAGES_NEEDED = ("grpcio", "protobuf", "pyzmq", "msgspec", "tokenizers", "fastapi", "uvicorn")
@@ -175,11 +177,15 @@ def check_leftovers() -> Finding:
 
 
 def check_port(option: str, port: int, host: str = "127.0.0.1") -> Finding:
+    if not 0 <= port <= PORT_MAX:
+        return Finding(Level.FAIL, f"port {port}", "no such port", f"choose one in 0 .. {PORT_MAX} with {option}")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             remedy = f"stop what uses it (ss -ltnp 'sport = :{port}'), or choose another with {option}"
+            if error.errno != errno.EADDRINUSE:
+                remedy = f"choose an IPv4 address of this machine with --host, or another port with {option}"
             return Finding(Level.FAIL, f"port {port}", error.strerror or str(error), remedy)
     return Finding(Level.OK, f"port {port}", "free")

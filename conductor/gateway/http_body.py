@@ -16,6 +16,8 @@ from segue.errors import BodyTooLarge, InvalidField
 
 T = TypeVar("T")
 
+JSON_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
 MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 PATH_OF_ERROR = re.compile(r"^(?P<what>.*?) - at .*?`\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 
@@ -42,7 +44,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except msgspec.MsgspecError as error:
         raise _malformed(body, str(error)) from error
     if not isinstance(decoded, dict):
-        raise InvalidField("body", f"is a JSON {type(decoded).__name__}, must be an object")
+        raise InvalidField("body", f"is a JSON {JSON_NAMES[type(decoded)]}, must be an object")
     return decoded
 
 

@@ -9,13 +9,13 @@ from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from conductor.gateway.http_body import convert, read_object
-from conductor.gateway.http_errors import json_response
+from conductor.gateway.http_errors import error_response, json_response
 from conductor.gateway.intake import Intake
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.validate import check_prompt
 from conductor.gateway.wall_clock import unix_seconds
 from conductor.ports import ServedModel
-from segue.errors import InvalidField, Unavailable
+from segue.errors import InvalidField, Unavailable, UnknownModel
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +45,8 @@ class ServiceApi:
 
     async def model(self, http: Request) -> Response:
         name = str(http.path_params["name"])
+        if not name:
+            raise UnknownModel("the path names no model; GET /v1/models lists them", field="model")
         return json_response(self._model(name, self._intake.catalog.find(name)))
 
     async def health(self, http: Request) -> Response:
@@ -52,9 +54,10 @@ class ServiceApi:
         return json_response({"status": "ok"})
 
     async def ready(self, http: Request) -> Response:
+        """Not raised: a probe while instances load is no request that failed, and is not counted as one."""
         served = self._intake.catalog.served()
         if not served:
-            raise Unavailable("no model has ready prefill and decode instances")
+            return error_response(Unavailable("no model has ready prefill and decode instances"))
         return json_response({"status": "ready", "models": sorted(served)})
 
     async def version(self, http: Request) -> Response:

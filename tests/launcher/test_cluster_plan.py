@@ -148,3 +148,19 @@ def test_cpu_can_be_forced_on_a_gpu_host() -> None:
 def test_sets_of_instances_that_cannot_serve_are_refused(counts: dict[str, int], option: str) -> None:
     with pytest.raises(ConfigError, match=option):
         plan_front(cluster(**counts))
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"engine": EngineConfig(device="gpu")}, "--device 'gpu'"),
+        ({"engine": EngineConfig(device="cuda:x")}, "--device"),
+        ({"engine": EngineConfig(threads=-1)}, "--threads"),
+        ({"front": FrontConfig(log_level="loud")}, "--log-level 'loud'"),
+    ],
+)
+def test_values_that_would_fail_late_or_be_ignored_are_refused_before_anything_starts(
+    settings: dict[str, object], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=option):
+        plan_front(cluster(**settings))

@@ -24,6 +24,19 @@ def test_taken_port_fails_and_names_the_option(taken_port: int) -> None:
     assert "--grpc-port" in finding.remedy
 
 
+@pytest.mark.parametrize("port", [-4, 65536, 99999])
+def test_impossible_port_fails_with_the_range(port: int) -> None:
+    finding = doctor.check_port("--http-port", port)
+    assert finding.level == Level.FAIL
+    assert "0 .. 65535" in finding.remedy
+
+
+def test_address_of_another_machine_is_not_blamed_on_a_program() -> None:
+    finding = doctor.check_port("--http-port", 0, "192.0.2.1")
+    assert finding.level == Level.FAIL
+    assert "--host" in finding.remedy and "ss -ltnp" not in finding.remedy
+
+
 def test_free_port_is_ok(taken_port: int) -> None:
     assert doctor.check_port("--http-port", 0).level == Level.OK
 

@@ -180,6 +180,19 @@ async def test_curl_can_talk_to_it(start: Start) -> None:
     assert b'"text":"hello"' in answer.stdout and answer.stdout.endswith(b"data: [DONE]\n\n")
 
 
+async def test_a_body_that_is_no_object_is_called_by_its_json_name(start: Start) -> None:
+    front = await start()
+    for body, name in (
+        (b"null", "null"),
+        (b"[]", "array"),
+        (b"1.5", "number"),
+        (b"true", "boolean"),
+        (b'"x"', "string"),
+    ):
+        answer = await post(front, "/v1/completions", body)
+        assert answer.json()["error"]["message"] == f"body: is a JSON {name}, must be an object"
+
+
 async def test_health_ready_and_version(start: Start) -> None:
     front = await start()
     assert (await get(front, "/health")).status_code == 200
@@ -194,6 +207,19 @@ async def test_it_is_healthy_but_not_ready_without_a_usable_pair(start: Start) -
     assert (await get(front, "/ready")).status_code == 503
     assert (await post(front, "/v1/completions", TEXT)).status_code == 503
     assert (await post(front, "/v1/completions", {"prompt": "x"})).status_code == 503
+
+
+async def test_a_probe_of_readiness_is_not_counted_as_a_failed_request(start: Start) -> None:
+    front = await start()
+    front.conductor.served.clear()
+    assert (await get(front, "/ready")).json()["error"]["code"] == "unavailable"
+    assert 'request_errors_total{code="unavailable"' not in (await get(front, "/metrics")).text
+
+
+async def test_a_models_path_without_a_name_is_not_found(start: Start) -> None:
+    front = await start()
+    answer = await get(front, "/v1/models/")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_tokenize_and_detokenize_are_inverse(start: Start) -> None:
