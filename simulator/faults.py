@@ -138,6 +138,7 @@ class FaultCluster:
             for number in range(count):
                 self._boot(f"{role}-{number}", role)
         self._draw_misfortunes()
+        self._replace_asked()
 
     def run(self) -> None:
         """Raises BrokenPromise, or what a core raises when it finds itself broken."""
@@ -230,6 +231,13 @@ class FaultCluster:
         worker = self._present.get(name)
         if worker is not None:
             worker.post(event)
+
+    def _replace_asked(self) -> None:
+        """What a launcher owes to an instance that asked to be replaced."""
+        for name, worker in list(self._present.items()):
+            if worker.restart_asked:
+                self._crash(name, 50_000)
+        self.heap.push(self.heap.now_us + LEASE_US, Rank.TIMER, self._replace_asked)
 
     def _break_stream(self, name: str) -> None:
         """Its control stream ends and is opened again: the same incarnation registers anew."""
