@@ -80,8 +80,11 @@ async def one_stream(cluster: ToyCluster, tokens_max: int, stream: Stream) -> No
 
 
 async def busy_decode(stub: Any) -> inference_pb2.Instance:
-    (busy,) = [one for one in (await view(stub)).instances if one.running and one.role == "decode"]
-    return busy
+    """The one that runs the only stream, once its load report says so."""
+    async with asyncio.timeout(30):
+        while not (busy := [one for one in (await view(stub)).instances if one.running and one.role == "decode"]):
+            await asyncio.sleep(0.02)
+    return busy[0]
 
 
 async def under_way(stream: Stream) -> None:
@@ -108,7 +111,7 @@ async def test_stream_leaves_an_instance_that_ends_in_order_once(tmp_path: Path)
     """It says that it takes nothing new before it gives up what it has: the stream is not planned onto it again."""
     with toy_cluster(tmp_path, decode=2, step_ms=5.0) as cluster:
         stream = Stream()
-        client = asyncio.create_task(one_stream(cluster, 300, stream))
+        client = asyncio.create_task(one_stream(cluster, 600, stream))
         await under_way(stream)
         async with channel(cluster.grpc) as connection:
             busy = await busy_decode(InferenceStub(connection))
