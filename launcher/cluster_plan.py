@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import PurePath
 
 import msgspec
@@ -54,9 +55,7 @@ def check_cluster(config: ClusterConfig) -> None:
     """Raise ConfigError when the asked-for instances cannot serve a request together, or for a setting that no process
     would tell of as clearly."""
     counts = {"--prefill": config.prefill, "--decode": config.decode, "--aggregated": config.aggregated}
-    for option, count in counts.items():
-        if count < 0:
-            raise ConfigError(f"{option} must be 0 or more, got {count}")
+    _check_least(0, counts)
     if config.prefill and not config.decode:
         raise ConfigError("--prefill needs at least one --decode to hand its requests to")
     if config.decode and not config.prefill:
@@ -65,12 +64,25 @@ def check_cluster(config: ClusterConfig) -> None:
         raise ConfigError("no instances: ask for --prefill and --decode, or --aggregated")
     if not DEVICE.fullmatch(config.engine.device):
         raise ConfigError(f"--device {config.engine.device!r}: known: auto, cpu, cuda, cuda:N")
-    if config.engine.threads < 0:
-        raise ConfigError(f"--threads must be 0 or more, got {config.engine.threads}")
+    engine, scheduler = config.engine, config.scheduler
+    at_least_0 = {"--threads": engine.threads, "--block-size": engine.block_size, "--kv-pages": engine.pages}
+    at_least_0 |= {"--max-model-len": config.model.max_model_len, "--queue-max": config.front.queue_max}
+    at_least_1 = {
+        "--max-num-seqs": scheduler.max_num_seqs,
+        "--max-num-batched-tokens": scheduler.max_num_batched_tokens,
+    }
+    _check_least(0, at_least_0)
+    _check_least(1, at_least_1 | {"--steps-max": scheduler.steps_max})
     if config.front.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {config.front.log_level!r}: known: {', '.join(LOG_LEVELS)}")
     if config.decode and config.engine.device.startswith("cuda"):
         raise ConfigError("--device cuda: K/V is not handed over between GPUs yet; use --aggregated")
+
+
+def _check_least(least: int, values: Mapping[str, int]) -> None:
+    for option, value in values.items():
+        if value < least:
+            raise ConfigError(f"{option} must be {least} or more, got {value}")
 
 
 def instance_roles(config: ClusterConfig) -> list[Role]:

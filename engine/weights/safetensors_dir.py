@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from engine.arch import ArchSpec
 from segue.errors import ConfigError
@@ -47,7 +47,7 @@ class SafetensorsReader:
         self.source = str(directory)
         self._tied = spec.tied
         self._sandwich_norms = spec.sandwich_norms
-        files: list[Any] = [safe_open(path, framework="pt") for path in weight_files(directory)]
+        files: list[Any] = [_open(path) for path in weight_files(directory)]
         self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self._check_index(directory)
 
@@ -71,6 +71,14 @@ class SafetensorsReader:
     def read(self, name: str, kind: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise ConfigError(f"{path}: not a readable safetensors file ({size} bytes; half copied?): {error}") from error
 
 
 def hugging_face_name(kind: str, layer: int, *, sandwich_norms: bool) -> str:

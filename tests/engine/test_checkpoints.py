@@ -76,6 +76,14 @@ def test_missing_shard_is_named(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("kept", [0, 100, 5000])
+def test_half_copied_weights_are_named_with_their_size(llama, kept):
+    weights = llama / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=rf"model\.safetensors: .*\({kept} bytes"):
+        load(llama)
+
+
 def test_unknown_architecture_lists_the_known(llama):
     edit_config(llama, architectures=["MambaForCausalLM"])
     with pytest.raises(ConfigError, match=r"MambaForCausalLM.*Gemma3ForCausalLM.*LlamaForCausalLM.*Qwen3ForCausalLM"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from launcher.cluster_plan import SHM_SHARE_MAX, plan_front, plan_workers, served_name
 from launcher.host_facts import Gpu, HostFacts
-from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
+from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, SchedulerConfig, WorkerConfig
 from segue.errors import ConfigError
 from segue.manifest import Role
 
@@ -155,7 +155,12 @@ def test_sets_of_instances_that_cannot_serve_are_refused(counts: dict[str, int],
     [
         ({"engine": EngineConfig(device="gpu")}, "--device 'gpu'"),
         ({"engine": EngineConfig(device="cuda:x")}, "--device"),
-        ({"engine": EngineConfig(threads=-1)}, "--threads"),
+        ({"engine": EngineConfig(threads=-1)}, "--threads must be 0 or more, got -1"),
+        ({"engine": EngineConfig(block_size=-1)}, "--block-size"),
+        ({"model": ModelConfig(path="toy", max_model_len=-5)}, "--max-model-len"),
+        ({"scheduler": SchedulerConfig(max_num_seqs=0)}, "--max-num-seqs must be 1 or more"),
+        ({"scheduler": SchedulerConfig(max_num_batched_tokens=0)}, "--max-num-batched-tokens"),
+        ({"scheduler": SchedulerConfig(steps_max=0)}, "--steps-max"),
         ({"front": FrontConfig(log_level="loud")}, "--log-level 'loud'"),
     ],
 )
