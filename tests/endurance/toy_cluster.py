@@ -121,6 +121,8 @@ class ToyCluster:
         self.tender.close()
         self.pool.stop()
         stop_children([self.front])
+        for segment in shared_memory_of(self.prefix):
+            segment.unlink()
 
 
 def shared_memory_of(prefix: str) -> list[Path]:
