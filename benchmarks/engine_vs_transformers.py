@@ -1,9 +1,9 @@
 """The CPU engine beside `transformers.generate` in one process: same weights, same threads, runs alternating.
 
-    python benchmarks/engine_vs_transformers.py MODEL [--threads 2] [--runs 5] [--csv benchmarks/results/engine_cpu.csv]
+    python benchmarks/engine_vs_transformers.py [MODEL] [--threads 2] [--runs 5] [--clock wall|cpu] [--csv FILE]
 
-MODEL is a llama-architecture GGUF file or directory. Values are medians over runs; `ratio` is the engine's speed over
-the reference's, for `prefix hit` cold over cached time to the first token of the engine alone.
+MODEL is a llama-architecture GGUF file or directory, the demo model if left out. Values are medians over runs; `ratio`
+is the engine's speed over the reference's, for `prefix hit` cold over cached time to the first token of the engine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from engine.engine import Engine, load_engine
 from engine.parallel import Mesh
 from engine.parameters import placements
 from engine.weights.safetensors_dir import hugging_face_name
+from launcher.demo_model import demo_model_path
 from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
@@ -198,7 +199,7 @@ def add_speeds(results: ResultFile, shape: str, tokens: int, seconds: tuple[floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", default=None, help="default: the demo model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
@@ -206,6 +207,7 @@ def main() -> None:
     )
     parser.add_argument("--csv", type=Path, default=Path(__file__).parent / "results" / "engine_cpu.csv")
     arguments = parser.parse_args()
+    arguments.model = arguments.model or str(demo_model_path())
     torch.set_num_threads(arguments.threads)
     ours = EngineSide(arguments.model, arguments.threads, CLOCKS[arguments.clock])
     reference = TransformersSide(ours)
