@@ -19,6 +19,11 @@ RECORD_DIR_VARIABLE = "SEGUE_RECORD_DIR"
 """Names a directory for recordings of the I/O loop; unset: none are made."""
 
 EXIT_CONFIG = 2
+EXIT_STUCK = 4
+
+END_S_MAX = 20.0
+"""An orderly end takes a second or two. A thread of a library that does not let go must not keep a process, and its
+share of memory, alive after its launcher is gone."""
 
 
 class Run(Protocol):
@@ -32,7 +37,7 @@ def main(run: Run) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: _begin_end(stop))
     try:
         config = decode_config(sys.stdin.buffer.readline(), WorkerConfig, "stdin")
         run(config, stop, _say_ready, record=_record_path(config))
@@ -40,6 +45,15 @@ def main(run: Run) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
     return 0
+
+
+def _begin_end(stop: threading.Event) -> None:
+    """In a signal handler; a second signal changes nothing."""
+    if not stop.is_set():
+        stop.set()
+        last = threading.Timer(END_S_MAX, os._exit, (EXIT_STUCK,))
+        last.daemon = True
+        last.start()
 
 
 def _say_ready(facts: dict[str, str]) -> None:
