@@ -93,16 +93,28 @@ def pair_choice(query: Query, prefill: Instance, decode: Instance) -> Choice:
     """What the pair has to compute, by the rules of the hand-off."""
     if computes_at_decode(query, decode):
         cached = query.held.get(decode.uuid, 0)
-        return Choice(prefill=prefill, decode=decode, tokens_compute=0, tokens_cached=cached, cost=0.0)
-    cached = query.held_soon.get(prefill.uuid, 0)
-    missing = tokens_missing(query, prefill)
-    return Choice(prefill=prefill, decode=decode, tokens_compute=missing, tokens_cached=cached, cost=0.0)
+        return _choice(query, prefill, decode, 0, cached)
+    return _choice(query, prefill, decode, tokens_missing(query, prefill), query.held_soon.get(prefill.uuid, 0))
+
+
+def _choice(query: Query, prefill: Instance, decode: Instance, missing: int, cached: int, cost: float = 0.0) -> Choice:
+    return Choice(
+        prefill=prefill,
+        decode=decode,
+        tokens_compute=missing,
+        tokens_cached=cached,
+        cost=cost,
+        held_prefill=query.held_soon.get(prefill.uuid, 0),
+        held_decode=query.held.get(decode.uuid, 0),
+    )
 
 
 def local_choice(query: Query, instance: Instance) -> Choice:
     cached = query.held_soon.get(instance.uuid, 0)
     missing = tokens_missing(query, instance)
-    return Choice(prefill=None, decode=instance, tokens_compute=missing, tokens_cached=cached, cost=0.0)
+    return Choice(
+        prefill=None, decode=instance, tokens_compute=missing, tokens_cached=cached, cost=0.0, held_decode=cached
+    )
 
 
 def least(query: Query, instances: Sequence[Instance], score: Callable[[Instance], float]) -> Instance:
@@ -178,7 +190,7 @@ class Mooncake:
             return [pair_choice(query, prefill, decode)]
         self._context.notes.fetches[query.request.key] = Fetch(source, prefill.uuid, best // prefill.block_size)
         missing = query.request.tokens_known - best
-        return [Choice(prefill=prefill, decode=decode, tokens_compute=missing, tokens_cached=best, cost=ttft_us)]
+        return [_choice(query, prefill, decode, missing, best, ttft_us)]
 
     def fetches(self, local: int, best: int) -> bool:
         return best > local * self._threshold

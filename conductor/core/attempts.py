@@ -35,12 +35,12 @@ class Attempts:
         """Book what `choice` needs; the capacity was checked by the policy in this very step."""
         decode, prefill = choice.decode, choice.prefill
         attempt = Attempt(request, None if prefill is None else prefill.ref, decode.ref)
-        decode_pages = decode.pages_for(request.tokens_known + tokens_growth)
+        decode_pages = decode.pages_missing(request.tokens_known + tokens_growth, choice.held_decode)
         if prefill is None:
             self._ledger.reserve(attempt.key, decode, Share(choice.tokens_compute, decode_pages))
         else:
             self._ledger.reserve(attempt.key, decode, Share(0, decode_pages))
-            share = Share(choice.tokens_compute, prefill.pages_for(request.tokens_known))
+            share = Share(choice.tokens_compute, prefill.pages_missing(request.tokens_known, choice.held_prefill))
             self._ledger.reserve(attempt.key, prefill, share)
         if choice.tokens_compute:
             self.expected.add(attempt.key, (prefill or decode).uuid, request.block_hashes)

@@ -60,6 +60,11 @@ class Instance:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def pages_missing(self, tokens: int, tokens_held: int) -> int:
+        """Pages that a sequence of `tokens` adds: full blocks that the instance holds are shared. Where a shared block
+        was only cached, it comes into use as well; the next report shows it among the others' pages."""
+        return self.pages_for(tokens) - tokens_held // self.block_size
+
     @property
     def tokens_queued(self) -> int:
         return self.booked_tokens + self.others_tokens

@@ -66,6 +66,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that the computing instance (P, or D itself) is left with."""
     tokens_cached: int
     cost: float
+    held_prefill: int = 0
+    """Usable prefix tokens that P holds, and D: their pages are shared, not booked again."""
+    held_decode: int = 0
 
 
 class RoutingPolicy(Protocol):
@@ -93,7 +96,7 @@ def can_prefill(query: Query, instance: Instance) -> bool:
     known = query.request.tokens_known
     if query.now_us < instance.refused_until_us or known > instance.tokens_capacity:
         return False
-    if not instance.has_room(instance.pages_for(known)):
+    if not instance.has_room(instance.pages_missing(known, query.held_soon.get(instance.uuid, 0))):
         return False
     queue_max = PREFILL_BATCHES_QUEUED_MAX * instance.manifest.max_num_batched_tokens
     return (
@@ -103,11 +106,21 @@ def can_prefill(query: Query, instance: Instance) -> bool:
 
 
 def can_decode(query: Query, instance: Instance) -> bool:
-    """Room for the prompt and the predicted growth, in an instance that could hold the longest outcome."""
+    """Room for what is missing of the prompt, and for the predicted growth."""
+    return _has_room_to_decode(query, instance, query.held)
+
+
+def can_compute_locally(query: Query, instance: Instance) -> bool:
+    """As `can_decode`, in an instance where a prefix that is being computed will be shared."""
+    return _has_room_to_decode(query, instance, query.held_soon)
+
+
+def _has_room_to_decode(query: Query, instance: Instance, held: Mapping[str, int]) -> bool:
     request = query.request
     if query.now_us < instance.refused_until_us or request.tokens_max > instance.tokens_capacity:
         return False
-    return instance.has_room(instance.pages_for(request.tokens_known + query.tokens_growth))
+    tokens = request.tokens_known + query.tokens_growth
+    return instance.has_room(instance.pages_missing(tokens, held.get(instance.uuid, 0)))
 
 
 def prefill_cost(query: Query, instance: Instance) -> float:
@@ -139,7 +152,7 @@ class PrefixAndLoadPolicy:
         prefills = _cheapest(query, candidates.prefills, can_prefill, prefill_cost, health)
         credit = min((cost for _, cost in prefills), default=0.0)
         decodes = _cheapest(query, candidates.decodes, can_decode, _decode_cost_with_credit(credit), health)
-        locals_ = _cheapest(query, candidates.locals, can_decode, local_cost, health)
+        locals_ = _cheapest(query, candidates.locals, can_compute_locally, local_cost, health)
         choices = [_pair(query, prefill, decode, credit, health) for prefill in prefills for decode in decodes]
         choices += [_local(query, instance, cost) for instance, cost in locals_]
         return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
@@ -191,13 +204,23 @@ def _pair(
     if computes_at_decode(query, target):
         hit = query.held.get(target.uuid, 0)
         cost = target_cost + credit + link_cost + health.penalty_tokens(query.now_us, source.uuid)
-        return Choice(prefill=source, decode=target, tokens_compute=0, tokens_cached=hit, cost=cost)
+        return Choice(
+            prefill=source,
+            decode=target,
+            tokens_compute=0,
+            tokens_cached=hit,
+            cost=cost,
+            held_prefill=query.held_soon.get(source.uuid, 0),
+            held_decode=hit,
+        )
     return Choice(
         prefill=source,
         decode=target,
         tokens_compute=tokens_missing(query, source),
         tokens_cached=query.held_soon.get(source.uuid, 0),
         cost=source_cost + target_cost + link_cost,
+        held_prefill=query.held_soon.get(source.uuid, 0),
+        held_decode=query.held.get(target.uuid, 0),
     )
 
 
@@ -208,6 +231,7 @@ def _local(query: Query, instance: Instance, cost: float) -> Choice:
         tokens_compute=tokens_missing(query, instance),
         tokens_cached=query.held_soon.get(instance.uuid, 0),
         cost=cost,
+        held_decode=query.held_soon.get(instance.uuid, 0),
     )
 
 

@@ -64,6 +64,17 @@ def test_a_decode_instance_that_holds_the_prompt_is_preferred_and_books_no_prefi
     assert world.booked()[route.prefill.uuid][0] == 0
 
 
+def test_requests_that_share_a_prefix_book_its_pages_once() -> None:
+    """A pool of 30 pages holds five prompts of 12 blocks when they share ten of them, and only two when they do not."""
+    world = World()
+    world.join("a1", Role.AGGREGATED, pages_total=30)
+    shared = [[*chain("hot", 10), *chain(f"own{n}", 2)] for n in range(5)]
+    for n, hashes in enumerate(shared):
+        assert all_of(Route, world.submit(f"r{n}", 48, max_tokens=4, block_hashes=hashes)), f"request {n} waits"
+    assert world.booked()["a1"][1] == 13 + 4 * 3
+    assert not all_of(Route, world.submit("other", 48, max_tokens=4, block_hashes=chain("cold", 12)))
+
+
 def test_a_full_hit_still_computes_the_last_token(world: World) -> None:
     world.publish("p1", 1, chain("a", 4))
     route = only(Route, world.submit("r", 16, block_hashes=chain("a", 4)))
