@@ -10,32 +10,14 @@ attention of one query to one key, `kv_token` the K/V of one token read from mem
 once: `step_us`. All linear in the coefficients, so that a fit is one least-squares solution (`fit_prefill`,
 `fit_decode`).
 
-What a fit leaves over is measured while serving (`Calibration`): the median ratio of actual to predicted corrects it,
-and an upper quantile of the ratios gives bounds with a known coverage (split conformal prediction; its level follows
-the misses as in adaptive conformal inference, Gibbs and Candes 2021, so that coverage returns after a drift).
+What a fit leaves over is measured while serving, and bounded: `segue.calibration`.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
-
-RATIOS_KEPT = 512
-"""Recent ratios of actual to predicted: a window of minutes at the rate of steps or requests."""
-
-RATIOS_NEEDED = 20
-"""Fewer ratios have no 90 % quantile worth the name."""
-
-LEVEL_STEP = 0.01
-"""How fast the level answers to misses: a dozen in a row raise it to the largest ratio seen."""
-
-DRIFT_WINDOW = 20
-DRIFT_SLACK = 0.2
-"""Of the last 20 bounds, 70 % instead of 90 % held: by chance once in 400 windows."""
 
 
 class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,75 +169,3 @@ def _least_squares(rows: list[list[float]]) -> list[float]:
         rest = sum(matrix[row][column] * solution[column] for column in range(row + 1, width))
         solution[row] = (target[row] - rest) / matrix[row][row]
     return solution
-
-
-# -- what a fit leaves over
-
-
-class Calibration:
-    """Corrects predictions of one kind by what has been observed, and bounds them.
-
-    `quantile_us` holds in `aim` of the cases, whatever the distribution, as long as the recent past resembles the
-    present; `coverage` says how often it did hold. Until there are enough observations the bound is `prior_ratio` times
-    the prediction.
-    """
-
-    def __init__(self, aim: float = 0.9, prior_ratio: float = 1.5) -> None:
-        if not 0.5 <= aim < 1.0 or prior_ratio < 1.0:
-            raise ValueError(f"impossible aim {aim} or prior {prior_ratio}")
-        self.aim = aim
-        self._prior_ratio = prior_ratio
-        self._level = aim
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._covered: deque[bool] = deque(maxlen=RATIOS_KEPT)
-        self._hits = 0
-
-    def correct_us(self, predicted_us: float) -> float:
-        """The middle of what to expect."""
-        if len(self._sorted) < RATIOS_NEEDED:
-            return predicted_us
-        return predicted_us * self._sorted[len(self._sorted) // 2]
-
-    def quantile_us(self, predicted_us: float) -> float:
-        """A bound that the actual time stays under in `aim` of the cases."""
-        return predicted_us * self._bound()
-
-    def observe(self, predicted_us: float, actual_us: float) -> None:
-        """Learn from one finished prediction; `predicted_us` is as the model gave it, uncorrected."""
-        if predicted_us <= 0.0:
-            return
-        ratio = actual_us / predicted_us
-        if len(self._sorted) >= RATIOS_NEEDED:
-            self._score(ratio <= self._bound())
-        self._recent.append(ratio)
-        insort(self._sorted, ratio)
-        if len(self._recent) > RATIOS_KEPT:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-
-    @property
-    def coverage(self) -> float | None:
-        """Share of recent actual times under their bound; None before the first bounded prediction ended."""
-        return self._hits / len(self._covered) if self._covered else None
-
-    @property
-    def has_drifted(self) -> bool:
-        """Bounds hold less often than they claim: whoever admits by them should be more careful, and say so."""
-        if len(self._covered) < DRIFT_WINDOW:
-            return False
-        held = sum(self._covered[-back] for back in range(1, DRIFT_WINDOW + 1))
-        return held < (self.aim - DRIFT_SLACK) * DRIFT_WINDOW
-
-    def _bound(self) -> float:
-        count = len(self._sorted)
-        if count < RATIOS_NEEDED:
-            return self._prior_ratio
-        return self._sorted[min(math.ceil(self._level * (count + 1)), count) - 1]
-
-    def _score(self, covered: bool) -> None:
-        if len(self._covered) == self._covered.maxlen:
-            self._hits -= self._covered[0]
-        self._covered.append(covered)
-        self._hits += covered
-        moved = self._level + LEVEL_STEP * (self.aim - covered)
-        self._level = min(max(moved, 0.5), 1.0)

@@ -1,4 +1,4 @@
-"""The cost model: forms, fits that find the truth, bounds that hold as often as they claim."""
+"""The cost model: forms, and fits that find the truth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segue.cost_model import (
-    Calibration,
     CostModel,
     DecodeCost,
     DecodeRow,
@@ -102,38 +101,3 @@ def test_a_link_is_learned_from_transfers() -> None:
 def test_a_link_without_a_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="no rate"):
         fit_link([1e6, 2e6, 4e6], [400.0, 200.0, 100.0])
-
-
-def calibrated(draw: random.Random, ratio: float, noise: float, steps: int, seen: Calibration) -> Calibration:
-    for _ in range(steps):
-        predicted_us = draw.uniform(1e3, 1e6)
-        seen.observe(predicted_us, predicted_us * ratio * draw.gauss(1, noise))
-    return seen
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_coverage_of_the_bound_is_its_aim_with_ten_percent_noise(seed: int) -> None:
-    seen = calibrated(random.Random(seed), 1.0, 0.1, 2000, Calibration())
-    assert seen.coverage == pytest.approx(0.9, abs=0.02)
-    assert seen.quantile_us(1000.0) == pytest.approx(1128, rel=0.05)
-
-
-def test_a_systematic_error_is_corrected() -> None:
-    seen = calibrated(random.Random(3), 1.4, 0.05, 300, Calibration())
-    assert seen.correct_us(1000.0) == pytest.approx(1400, rel=0.03)
-
-
-def test_a_drift_is_seen_and_made_up_for() -> None:
-    draw = random.Random(4)
-    seen = calibrated(draw, 1.0, 0.1, 600, Calibration())
-    assert not seen.has_drifted
-    calibrated(draw, 2.0, 0.1, 12, seen)
-    assert seen.has_drifted
-    calibrated(draw, 2.0, 0.1, 1500, seen)
-    assert not seen.has_drifted
-    assert seen.coverage == pytest.approx(0.9, abs=0.02)
-
-
-def test_before_anything_is_known_the_bound_is_the_prior() -> None:
-    seen = Calibration(prior_ratio=2.0)
-    assert (seen.quantile_us(100.0), seen.coverage, seen.has_drifted) == (200.0, None, False)
