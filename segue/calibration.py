@@ -1,9 +1,9 @@
 """What predictions of one kind leave over: a correction, a bound that holds as often as it claims, a warning when not.
 
-The median ratio of actual to predicted corrects a prediction; an upper quantile of the ratios bounds it (split conformal
-prediction over a window that slides). Its level follows the misses, as in adaptive conformal inference (Gibbs and Candes
-2021), so that coverage returns after a change. Until it has returned the bounds are not to be trusted: `drift` says so,
-and `quantile_us` turns careful by itself.
+The median ratio of actual to predicted corrects a prediction; an upper quantile of the ratios bounds it (conformal
+prediction, split, over a window that slides). Its level follows the misses, as in adaptive conformal inference (Gibbs
+and Candes 2021), so that coverage returns after a change. Until it has returned the bounds are not to be trusted:
+`drift` says so, and `quantile_us` turns careful by itself.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from conductor.core.decisions import (
 from conductor.core.events import Event, RequestFinished, Tick
 from conductor.core.machine import ConductorCore
 from segue.block_hash import block_hashes
-from segue.errors import Overloaded
 from segue.ids import InstanceRef
 from segue.worker_messages import Assign, Peer
 from simulator.event_heap import Rank
@@ -63,18 +62,9 @@ class Conductor:
             self.step_ns.append(perf_counter_ns() - started_ns)
         for decision in decisions:
             self._carry_out(decision)
-        self._refuse()
         if self._checked:
             self.core.check()
         self._plan_wakeup()
-
-    def _refuse(self) -> None:
-        """What the policy will not take leaves the core's queue, where an empty ranking had left it."""
-        refusals, self._notes.refusals = self._notes.refusals, {}
-        for key, reason in refusals.items():
-            self.finish(key.request_id, "refused by the policy")
-            if self.front is not None:
-                self.front.on_rejected(key, Overloaded(reason, resource="predicted latency", retry_after_ms=1_000))
 
     def _plan_wakeup(self) -> None:
         wakeup_us = self.core.next_wakeup()

@@ -26,6 +26,7 @@ from conductor.core.policy import (
     Choice,
     PrefixAndLoadPolicy,
     Query,
+    Refusal,
     RoutingPolicy,
     can_decode,
     computes_at_decode,
@@ -48,7 +49,6 @@ class PolicyNotes:
     """What a policy decides beyond a choice, by attempt; its host takes it out after each step."""
 
     def __init__(self) -> None:
-        self.refusals: dict[AttemptRef, str] = {}
         self.fetches: dict[AttemptRef, Fetch] = {}
 
 
@@ -160,6 +160,9 @@ def least_loaded(context: PolicyContext) -> RoutingPolicy:
 # -- with one
 
 
+RETRY_AFTER_MS = 1_000
+"""The papers leave it open; nobody comes back in a replay."""
+
 MOONCAKE_BALANCING_THRESHOLD = 2.0
 """Fetch where the best prefix is more than so many times the local one. The paper leaves the number open."""
 
@@ -172,7 +175,7 @@ class Mooncake:
         self._context = context
         self._threshold = threshold
 
-    def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
+    def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice] | Refusal:
         prefills = fitting(query, candidates.prefills)
         decodes = [instance for instance in candidates.decodes if can_decode(query, instance)]
         if not prefills or not decodes:
@@ -183,8 +186,7 @@ class Mooncake:
         ttft_us, tbt_us = self.ttft_us(query, prefill, best), self.tbt_us(query, decode)
         if ttft_us > self._context.slo_ttft_us or tbt_us > self._context.slo_tpot_us:
             reason = f"TTFT {ttft_us / 1e6:.2f} s, TBT {tbt_us / 1e3:.1f} ms predicted"
-            self._context.notes.refusals[query.request.key] = reason
-            return []
+            return Refusal(reason=reason, resource="predicted latency", retry_after_ms=RETRY_AFTER_MS)
         local = query.held.get(prefill.uuid, 0)
         if not self.fetches(local, best):
             return [pair_choice(query, prefill, decode)]

@@ -39,7 +39,7 @@ from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
 from conductor.core.membership import Membership
 from conductor.core.placement import Placement
-from conductor.core.policy import PrefixAndLoadPolicy, RoutingPolicy
+from conductor.core.policy import PrefixAndLoadPolicy, Refusal, RoutingPolicy
 from conductor.core.throughput import PlacementRate
 from segue.errors import DeadlineExceeded, Overloaded, Unavailable
 from segue.limits import QUEUED_REQUESTS_MAX
@@ -244,9 +244,12 @@ class ConductorCore:
         reject = self._placement.refusal(request)
         if reject is not None:
             return None if _rides_out(request, reject) else reject
-        choice = self._placement.best(request, now_us)
-        if choice is None:
+        ranked = self._placement.ranked(request, now_us)
+        if isinstance(ranked, Refusal):
+            return _refused(request, ranked)
+        if not ranked:
             return None
+        choice = ranked[0]
         attempt = self._attempts.start(request, choice, self._placement.growth_tokens(request))
         self._rate.placed(now_us)
         return Route(
@@ -274,6 +277,16 @@ class ConductorCore:
             resource="queue",
             retry_after_ms=self._rate.retry_after_ms(len(self._queue)),
         )
+
+
+def _refused(request: RequestArrived, refusal: Refusal) -> Reject:
+    return Reject(
+        key=request.key,
+        code=Overloaded.code,
+        message=refusal.reason,
+        resource=refusal.resource,
+        retry_after_ms=refusal.retry_after_ms,
+    )
 
 
 def _rides_out(request: RequestArrived, reject: Reject) -> bool:

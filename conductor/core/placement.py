@@ -8,7 +8,7 @@ from conductor.core.expected_prefixes import ExpectedPrefixes
 from conductor.core.fleet import Candidates, Fleet
 from conductor.core.growth import GrowthPredictor
 from conductor.core.health import HealthBook
-from conductor.core.policy import Choice, Query, RoutingPolicy, usable_tokens
+from conductor.core.policy import Choice, Query, Refusal, RoutingPolicy, usable_tokens
 from conductor.core.rendezvous import stable_hash
 from segue.errors import InvalidField, Unavailable, UnknownModel
 from segue.ids import AttemptRef
@@ -62,8 +62,8 @@ class Placement:
         generated = request.tokens_known - request.tokens_prompt
         return self._growth.predict(generated, max(0, request.tokens_max - request.tokens_known))
 
-    def best(self, request: RequestArrived, now_us: int) -> Choice | None:
-        """The best choice that has room now. `refusal` returned None in this step."""
+    def ranked(self, request: RequestArrived, now_us: int) -> list[Choice] | Refusal:
+        """Choices that have room now, best first. `refusal` returned None in this step."""
         group = self._fleet.group_of_root(request.model, request.kv_root)
         assert group is not None, "refusal() was asked first"
         held = self._index.match(request.block_hashes)
@@ -79,8 +79,7 @@ class Placement:
             now_us=now_us,
             tie_hash=stable_hash(request.block_hashes[0] if request.block_hashes else request.request_id.encode()),
         )
-        ranked = self._policy.rank(query, group.candidates, self._health)
-        return ranked[0] if ranked else None
+        return self._policy.rank(query, group.candidates, self._health)
 
     def next_hold_end(self, now_us: int) -> int | None:
         """When the next instance that refused may be asked again."""

@@ -71,9 +71,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     held_decode: int = 0
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy will not take the request, now or by waiting. `resource` is what is short."""
+
+    reason: str
+    resource: str
+    retry_after_ms: int
+
+
 class RoutingPolicy(Protocol):
-    def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
-        """Choices that have room now, best first; empty when nothing has."""
+    def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice] | Refusal:
+        """Choices that have room now, best first; empty when nothing has: then the request waits."""
 
 
 def usable_tokens(blocks: Mapping[str, int], block_size: int, tokens_known: int) -> dict[str, int]:

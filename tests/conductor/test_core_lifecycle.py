@@ -13,6 +13,7 @@ from conductor.core.decisions import (
 )
 from conductor.core.events import DrainRequested, InstanceDraining, InstanceJoined
 from conductor.core.machine import ConductorCore
+from conductor.core.policy import Refusal
 from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import Role
 from segue.worker_messages import OutcomeKind
@@ -242,6 +243,20 @@ def test_a_full_queue_rejects_with_reason_resource_and_retry_after() -> None:
     reject = only(Reject, world.submit("r3"))
     assert (reject.code, reject.resource, reject.message) == ("overloaded", "queue", "2 requests are waiting")
     assert reject.retry_after_ms > 0
+
+
+def test_a_policy_that_will_not_take_a_request_rejects_it_with_reason_resource_and_retry_after() -> None:
+    class Unwilling:
+        def rank(self, *_: object) -> Refusal:
+            return Refusal(reason="it would be late", resource="prefill", retry_after_ms=700)
+
+    world = World(ConductorCore(policy=Unwilling()))
+    world.join("p", Role.PREFILL)
+    world.join("d", Role.DECODE)
+    reject = only(Reject, world.submit("a"))
+    assert (reject.code, reject.message) == ("overloaded", "it would be late")
+    assert (reject.resource, reject.retry_after_ms) == ("prefill", 700)
+    assert world.core.requests_queued == 0
 
 
 def test_a_finished_request_leaves_the_queue(world: World) -> None:

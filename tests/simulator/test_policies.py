@@ -11,7 +11,7 @@ from conductor.core.events import RequestArrived
 from conductor.core.fleet import Candidates
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
-from conductor.core.policy import Choice, Query
+from conductor.core.policy import Choice, Query, Refusal
 from segue.cost_model import CostModel, DecodeCost, LinkCost, PrefillCost
 from segue.ids import InstanceRef
 from segue.kv_layout import KvLayout
@@ -134,8 +134,9 @@ def test_mooncake_predicts_queue_transfer_and_prefill() -> None:
 def test_mooncake_refuses_what_would_break_an_objective(ttft_us: float, tpot_us: float) -> None:
     context = PolicyContext(cost=COST, link=CONTEXT.link, slo_ttft_us=ttft_us, slo_tpot_us=tpot_us)
     asked = query(1_000)
-    assert choose(Mooncake(context), asked, prefills(0), decodes(0)) is None
-    assert "predicted" in context.notes.refusals[asked.request.key]
+    refusal = Mooncake(context).rank(asked, Candidates(prefills=prefills(0), decodes=decodes(0)), HealthBook())
+    assert isinstance(refusal, Refusal)
+    assert "predicted" in refusal.reason
 
 
 def test_dynamo_counts_blocks_left_after_hits_plus_active_blocks() -> None:
