@@ -38,7 +38,7 @@ serve: install ## install what is missing and run a demo cluster (Ctrl-C stops i
 
 install: $(VENV)/.stamp-run $(VENV)/.stamp-demo-model ## install the run-time environment and the demo model
 
-install-dev: install $(VENV)/.stamp-dev ## install what tests and checks need as well
+install-dev: install $(VENV)/.stamp-dev $(VENV)/.stamp-redis ## install what tests and checks need as well
 
 test: install-dev ## run the tests (no GPU, no long matrices)
 	$(BIN)/python -m pytest -m "not gpu and not slow" -n $(JOBS) --dist loadfile $(ARGS)
@@ -110,6 +110,11 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	$(say) 'installing test and check dependencies'
 	$(PIP) install -e '.[worker,ray,dev]' -c constraints.txt
 	@touch $@
+
+# No stamp where none could be fetched: the next run tries again, and the tests that need it say that they were skipped.
+$(VENV)/.stamp-redis: $(VENV)/.stamp-venv tests/fetch_redis.sh
+	$(say) 'looking for a redis-server, or unpacking one into build/redis (2 MB)'
+	@tests/fetch_redis.sh build/redis && touch $@ || true
 
 $(PROTO_VENV)/.stamp: $(VENV)/.stamp-venv
 	$(say) 'installing grpcio-tools $(GRPC_TOOLS_VERSION) into $(PROTO_VENV)'

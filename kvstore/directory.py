@@ -58,6 +58,12 @@ class Directory(Protocol):
     async def release(self, lease: Lease) -> None:
         """Idempotent; of a lost lease, nothing."""
 
+    async def agree(self, name: str, value: bytes) -> bytes:
+        """The value that all members share under `name`: the first one proposed. It does not expire."""
+
+    async def close(self) -> None:
+        """Nothing is withdrawn: what was announced ends with its lease."""
+
 
 class _Entry(msgspec.Struct):
     expires_us: int
@@ -73,6 +79,7 @@ class MemoryDirectory:
         self._members: dict[str, _Entry] = {}
         self._leases: dict[str, _Entry] = {}
         self._tokens: dict[str, int] = {}
+        self._agreed: dict[str, bytes] = {}
 
     async def announce(self, name: str, value: bytes, lease_ms: int) -> None:
         """Raises DirectoryFull."""
@@ -111,6 +118,13 @@ class MemoryDirectory:
     async def release(self, lease: Lease) -> None:
         if self._held(lease.name) == lease:
             del self._leases[lease.name]
+
+    async def agree(self, name: str, value: bytes) -> bytes:
+        """`name` is one of the program's own, so there are few."""
+        return self._agreed.setdefault(name, value)
+
+    async def close(self) -> None:
+        pass
 
     def _held(self, name: str) -> Lease | None:
         entry = self._leases.get(name)

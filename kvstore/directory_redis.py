@@ -1,8 +1,8 @@
 """The directory in Redis, shared by several Conductors and kept over their restarts.
 
 Keys: `<cluster>:member:<name>` (value, PX), `<cluster>:lease:<name>` ("<token> <holder>", PX), `<cluster>:token:<name>`
-(a counter that is never deleted: fencing tokens must not start over). Compare-and-set is WATCH / MULTI, which needs no
-scripting; a lease is contended rarely, by a handful of Conductors.
+(a counter that is never deleted: fencing tokens must not start over), `<cluster>:agreed:<name>` (value).
+Compare-and-set is WATCH / MULTI, which needs no scripting; a lease is contended rarely, by a handful of Conductors.
 """
 
 from __future__ import annotations
@@ -13,16 +13,36 @@ from contextlib import asynccontextmanager
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from kvstore.directory import DirectoryUnavailable, Lease
+from segue.errors import ConfigError
 
 SCAN_COUNT = 512
 TRANSACTION_TRIES_MAX = 8
 """Lost races in a row before the directory counts as unavailable: with a handful of contenders somebody is spinning."""
 
 
+CALL_S_MAX = 1.0
+"""A server that has not answered for so long is away. Nobody waits for it: everything goes on from memory."""
+
+
+def connect(url: str) -> Redis:
+    """A client that answers bytes; connects when it is first used. Raises ConfigError for a URL that is none.
+
+    One repetition, at once: after a restart of the server the pooled connection is the one that is broken."""
+    try:
+        client: Redis = Redis.from_url(
+            url, socket_timeout=CALL_S_MAX, socket_connect_timeout=CALL_S_MAX, retry=Retry(NoBackoff(), 1)
+        )
+    except ValueError as error:
+        raise ConfigError(f"--redis-url: {error}") from error
+    return client
+
+
 class RedisDirectory:
-    """`redis` answers bytes (decode_responses off) and belongs to the caller. `cluster` keeps clusters apart."""
+    """`redis` answers bytes (decode_responses off) and ends with the directory. `cluster` keeps clusters apart."""
 
     def __init__(self, redis: Redis, cluster: str) -> None:
         self._redis = redis
@@ -30,16 +50,16 @@ class RedisDirectory:
 
     async def announce(self, name: str, value: bytes, lease_ms: int) -> None:
         _positive(lease_ms)
-        async with _reachable():
+        async with reachable():
             await self._redis.set(self._key("member", name), value, px=lease_ms)
 
     async def withdraw(self, name: str) -> None:
-        async with _reachable():
+        async with reachable():
             await self._redis.delete(self._key("member", name))
 
     async def members(self, prefix: str = "") -> dict[str, bytes]:
         root = self._key("member", "")
-        async with _reachable():
+        async with reachable():
             pattern = _escape(root + prefix) + "*"
             keys = sorted({key async for key in self._redis.scan_iter(match=pattern, count=SCAN_COUNT)})
             values = await self._redis.mget(keys) if keys else []
@@ -49,7 +69,7 @@ class RedisDirectory:
     async def acquire(self, name: str, holder: str, lease_ms: int) -> Lease | None:
         _positive(lease_ms)
         key = self._key("lease", name)
-        async with _reachable():
+        async with reachable():
             for _ in range(TRANSACTION_TRIES_MAX):
                 async with self._redis.pipeline() as pipe:
                     await pipe.watch(key)
@@ -67,7 +87,7 @@ class RedisDirectory:
     async def renew(self, lease: Lease, lease_ms: int) -> bool:
         _positive(lease_ms)
         key = self._key("lease", lease.name)
-        async with _reachable(), self._redis.pipeline() as pipe:
+        async with reachable(), self._redis.pipeline() as pipe:
             await pipe.watch(key)
             if _lease(lease.name, await pipe.get(key)) != lease:
                 return False
@@ -77,22 +97,33 @@ class RedisDirectory:
 
     async def release(self, lease: Lease) -> None:
         key = self._key("lease", lease.name)
-        async with _reachable(), self._redis.pipeline() as pipe:
+        async with reachable(), self._redis.pipeline() as pipe:
             await pipe.watch(key)
             if _lease(lease.name, await pipe.get(key)) == lease:
                 pipe.multi()  # type: ignore[no-untyped-call]
                 pipe.delete(key)
                 await _executed(pipe)
 
+    async def agree(self, name: str, value: bytes) -> bytes:
+        key = self._key("agreed", name)
+        async with reachable():
+            await self._redis.set(key, value, nx=True)
+            agreed = await self._redis.get(key)
+        return agreed if isinstance(agreed, bytes) else value
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
     def _key(self, kind: str, name: str) -> str:
         return f"{self._cluster}:{kind}:{name}"
 
 
 @asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
+async def reachable() -> AsyncIterator[None]:
+    """Also a server that answers, but not to this call (loading, read-only, out of memory, wrong password), is away."""
     try:
         yield
-    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+    except exceptions.RedisError as error:
         raise DirectoryUnavailable(f"redis: {error}") from error
 
 

@@ -59,8 +59,30 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     pipeline_depth: int = 0
     steps_max: int = 1
     handoff_lease_ms: int = 10_000
+    drain_s: float = 30.0
+    """An instance that is to leave lets what it runs end for so long; the rest is planned again elsewhere."""
     kv_connector: str = "auto"
     """shared_memory, tcp; auto: shared memory where both ends see it, else TCP."""
+
+
+class DirectoryConfig(Config, frozen=True, kw_only=True):
+    """Where Conductors and workers find each other, and what Conductors share."""
+
+    redis_url: str = ""
+    """redis://, rediss:// or unix://; empty: embedded, for one Conductor whose address the workers are given."""
+    cluster: str = "segue"
+    """Keeps clusters apart that share a Redis."""
+    lease_ms: int = 5_000
+    """A Conductor that has not renewed its membership for so long is gone."""
+
+
+class TenantLimits(Config, frozen=True, kw_only=True):
+    """What each tenant may use, over all Conductors of the directory; 0: no limit."""
+
+    requests_max: int = 0
+    """Live requests; each choice of a call is one."""
+    tokens_per_minute: int = 0
+    """Prompt and generated tokens."""
 
 
 class WorkerConfig(Config, frozen=True, kw_only=True):
@@ -73,7 +95,8 @@ class WorkerConfig(Config, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     conductors: tuple[str, ...] = ()
-    """gRPC addresses (host:port) of the Conductors to dial."""
+    """gRPC addresses (host:port) of the Conductors to dial, beside those that the directory names."""
+    directory: DirectoryConfig = DirectoryConfig()
     bind_host: str = "127.0.0.1"
     runtime_dir: str = ""
     """Private directory for sockets of this cluster."""
@@ -94,6 +117,8 @@ class FrontConfig(Config, frozen=True, kw_only=True):
     log_level: str = "info"
     advertise_host: str = ""
     """Where workers and clients reach this process; empty: `host`, or the machine's own if that is a wildcard."""
+    directory: DirectoryConfig = DirectoryConfig()
+    tenants: TenantLimits = TenantLimits()
     record: str = ""
     """File to which the Conductor appends what it was told and decided, for replay; empty: none."""
 
@@ -105,6 +130,8 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     front: FrontConfig = FrontConfig()
+    conductors: int = 1
+    """Conductor + gateway processes; more than one need a directory that they share."""
     prefill: int = 1
     decode: int = 1
     aggregated: int = 0

@@ -14,6 +14,13 @@ PROMPT_TOKENS_MAX = 1 << 20
 REQUEST_ID_BYTES_MAX = 128
 """Ids appear in every message and log line."""
 
+TENANT_BYTES_MAX = 128
+"""A tenant's name is a key of the directory, and part of the salt of every block hash."""
+
+TENANTS_TRACKED_MAX = 16384
+"""Tenants with a live request or tokens spent in this minute, per Conductor, and only where tenants have limits: about
+4 MB. As many as requests that can be live."""
+
 PROMPTS_PER_CALL_MAX = 128
 """`prompt` lists of the completions API fan out to one request each."""
 

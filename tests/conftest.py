@@ -9,12 +9,31 @@ Hypothesis has no deadline: how long an example takes says nothing on a machine 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from redis_server import RedisServer
 
 settings.register_profile("segue", deadline=None)
 settings.load_profile("segue")
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One for tests that leave it alone; they keep apart by the names of their clusters."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_alone(tmp_path: Path) -> Iterator[RedisServer]:
+    """A test's own, to be stopped and frozen."""
+    server = RedisServer(tmp_path)
+    yield server
+    server.close()

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-STAMPS = (".stamp-venv", ".stamp-torch", ".stamp-run", ".stamp-demo-model", ".stamp-dev")
+STAMPS = (".stamp-venv", ".stamp-torch", ".stamp-run", ".stamp-demo-model", ".stamp-dev", ".stamp-redis")
 
 
 def dry_run(target: str, *settings: str) -> str:
@@ -65,6 +65,12 @@ def test_options_are_passed_on(installed: Path) -> None:
 
 def test_tests_run_without_gpu_and_long_matrices(installed: Path) -> None:
     assert '-m "not gpu and not slow"' in dry_run("test", f"VENV={installed}")
+
+
+def test_tests_find_a_redis_server(installed: Path) -> None:
+    (installed / ".stamp-redis").unlink()
+    assert "fetch_redis.sh build/redis" in dry_run("test", f"VENV={installed}")
+    assert "fetch_redis.sh" not in dry_run("serve", f"VENV={installed}")
 
 
 def test_ci_runs_make_test() -> None:

@@ -1,12 +1,16 @@
 """One contract for every directory: time passes in each as the test says."""
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import fakeredis
 import pytest
+from redis.asyncio import Redis
+from redis_server import RedisServer
 
 from kvstore.directory import NAMES_MAX, Directory, DirectoryFull, DirectoryUnavailable, MemoryDirectory
-from kvstore.directory_redis import RedisDirectory
+from kvstore.directory_redis import RedisDirectory, connect
+from segue.errors import ConfigError
 
 Pass = Callable[[int], Awaitable[None]]
 
@@ -19,7 +23,7 @@ class Rig:
         self.pass_ms = pass_ms
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "fake redis", "real redis"])
 async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     if request.param == "memory":
         now_us = [0]
@@ -29,7 +33,9 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
 
         yield Rig(MemoryDirectory(lambda: now_us[0]), pass_memory)
         return
-    redis = fakeredis.FakeAsyncRedis()
+    redis: Redis = fakeredis.FakeAsyncRedis()
+    if request.param == "real redis":
+        redis = connect(request.getfixturevalue("redis_server").url)
 
     async def pass_redis(ms: int) -> None:
         for key in await redis.keys():
@@ -37,8 +43,9 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
             if left >= 0:
                 await (redis.pexpire(key, left - ms) if left > ms else redis.delete(key))
 
-    yield Rig(RedisDirectory(redis, "test"), pass_redis)
-    await redis.aclose()
+    directory = RedisDirectory(redis, f"test-{secrets.token_hex(4)}")
+    yield Rig(directory, pass_redis)
+    await directory.close()
 
 
 async def test_members_are_found_by_prefix_with_their_newest_value(rig: Rig) -> None:
@@ -107,6 +114,13 @@ async def test_a_released_lease_is_free_and_its_token_is_not_used_again(rig: Rig
     assert again is not None and again.token > first.token
 
 
+async def test_what_is_agreed_is_what_was_proposed_first(rig: Rig) -> None:
+    assert await rig.directory.agree("secret", b"first") == b"first"
+    assert await rig.directory.agree("secret", b"second") == b"first"
+    await rig.pass_ms(1_000_000)
+    assert await rig.directory.agree("secret", b"third") == b"first"
+
+
 @pytest.mark.parametrize("lease_ms", [0, -1])
 async def test_a_lease_without_duration_is_our_bug(rig: Rig, lease_ms: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
@@ -132,3 +146,45 @@ async def test_redis_away_is_a_typed_error() -> None:
     with pytest.raises(DirectoryUnavailable):
         await RedisDirectory(redis, "test").members()
     await redis.aclose()
+
+
+async def test_a_server_that_answers_nothing_is_away_within_its_time(redis_alone: RedisServer) -> None:
+    directory = RedisDirectory(connect(redis_alone.url), "test")
+    await directory.announce("a", b"1", 60_000)
+    redis_alone.freeze()
+    with pytest.raises(DirectoryUnavailable):
+        await directory.members()
+    redis_alone.thaw()
+    assert await directory.members() == {"a": b"1"}
+    await directory.close()
+
+
+async def test_a_server_that_was_started_again_is_found_by_the_first_call(redis_alone: RedisServer) -> None:
+    """The pooled connection is broken, which the caller need not know."""
+    directory = RedisDirectory(connect(redis_alone.url), "test")
+    await directory.announce("a", b"1", 60_000)
+    redis_alone.stop()
+    with pytest.raises(DirectoryUnavailable):
+        await directory.announce("a", b"1", 60_000)
+    redis_alone.start()
+    assert await directory.members() == {}
+    redis_alone.stop()
+    redis_alone.start()
+    await directory.announce("a", b"1", 60_000)
+    assert await directory.members() == {"a": b"1"}
+    await directory.close()
+
+
+async def test_a_server_that_refuses_is_away(redis_alone: RedisServer) -> None:
+    """Not only one that is gone: here it has no memory left to write to."""
+    redis = connect(redis_alone.url)
+    directory = RedisDirectory(redis, "test")
+    await redis.config_set("maxmemory", "1")
+    with pytest.raises(DirectoryUnavailable, match="maxmemory"):
+        await directory.announce("a", b"1", 1000)
+    await directory.close()
+
+
+def test_a_url_of_something_else_names_the_option() -> None:
+    with pytest.raises(ConfigError, match="--redis-url"):
+        connect("http://127.0.0.1:1")
