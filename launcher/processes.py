@@ -25,7 +25,7 @@ from segue.config import Config, WorkerConfig
 from segue.manifest import Role
 
 STOP_SECONDS_MAX = 10.0
-"""A child that has not ended this long after SIGTERM is killed."""
+"""A child that has not ended this long after it was told to is killed."""
 
 POLL_SECONDS = 0.05
 
@@ -78,9 +78,9 @@ class ChildProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def terminate(self) -> None:
+    def send(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(number)
 
     def wait_or_kill(self, deadline: float) -> None:
         """Wait until `deadline` (time.monotonic), then kill. The child is reaped either way."""
@@ -91,11 +91,11 @@ class ChildProcess:
             self._process.wait()
 
 
-def stop_children(children: Sequence[ChildProcess]) -> None:
+def stop_children(children: Sequence[ChildProcess], number: signal.Signals = signal.SIGTERM) -> None:
     """End all of them together: the slowest decides how long it takes."""
     deadline = time.monotonic() + STOP_SECONDS_MAX
     for child in children:
-        child.terminate()
+        child.send(number)
     for child in children:
         child.wait_or_kill(deadline)
 
@@ -165,4 +165,5 @@ class LocalProcesses:
         self._start_child(name)
 
     def stop(self) -> None:
-        stop_children(list(self._children.values()))
+        """SIGINT: at once, where SIGTERM would let requests end."""
+        stop_children(list(self._children.values()), signal.SIGINT)

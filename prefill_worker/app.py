@@ -32,11 +32,13 @@ def run(
     *,
     load: LoadEngine = load_torch_engine,
     record: Path | None = None,
+    drain: threading.Event | None = None,
 ) -> None:
-    """Serve until `stop`; `on_ready` is called when a Conductor has registered the instance."""
+    """Serve until `stop`, or until everything that runs has ended after `drain`; `on_ready` is called when a Conductor
+    has registered the instance."""
     if config.role is not Role.PREFILL:
         raise ConfigError(f"role: prefill_worker serves prefill, not {config.role.value}")
-    serve(config, stop, on_ready, make_core, load, record)
+    serve(config, stop, on_ready, make_core, load, record, drain)
 
 
 if __name__ == "__main__":

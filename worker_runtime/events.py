@@ -207,4 +207,8 @@ class WorkerCore(Protocol):
 
     def load(self) -> CoreLoad: ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of any attempt is left here."""
+
     def check(self) -> None: ...

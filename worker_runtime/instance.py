@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import segue
@@ -25,7 +26,7 @@ from worker_runtime.addresses import listen_address
 from worker_runtime.effects import Effects
 from worker_runtime.engine_loading import LoadedEngine, LoadEngine
 from worker_runtime.engine_thread import EngineThread
-from worker_runtime.events import PlanFinished, Stopping, WorkerCore
+from worker_runtime.events import Drain, PlanFinished, Stopping, WorkerCore
 from worker_runtime.load_reports import LoadReporter
 from worker_runtime.loop import WorkerLoop
 from worker_runtime.peer_connections import PeerConnections
@@ -39,6 +40,11 @@ log = logging.getLogger(__name__)
 MakeCore = Callable[[InstanceRef, BatchPlanner, BlockPool, HandoffTiming, WorkerConfig], WorkerCore]
 OnReady = Callable[[dict[str, str]], None]
 
+DRAIN_NOTICE_S = 0.1
+"""For the word to reach the Conductors: an assignment that crosses it is served, not refused."""
+
+DRAIN_LOOK_S = 0.02
+
 FAREWELL_S = 0.3
 """Time for the last messages (aborts, outcomes) to leave before sockets close."""
 
@@ -50,44 +56,46 @@ def serve(
     make_core: MakeCore,
     load: LoadEngine,
     record: Path | None = None,
+    drain: threading.Event | None = None,
 ) -> None:
-    """Run one instance until `stop`. `on_ready` is called once, when a first Conductor has registered it.
+    """Run one instance until `stop`, or until it has drained. `on_ready` is called once, when a first Conductor has
+    registered it.
 
     Raises ConfigError at start, and whatever made the engine fail.
     """
     ref = InstanceRef(config.uuid, time.time_ns() // 1000)
     loaded = load(config, ref)
     try:
-        asyncio.run(_serve(config, ref, loaded, stop, on_ready, make_core, record))
+        instance = partial(Instance, config, ref, loaded, on_ready, make_core, record)
+        asyncio.run(_serve(instance, stop, drain))
     finally:
         loaded.engine.close()
         if loaded.segment is not None:
             loaded.segment.close()
 
 
-async def _serve(
-    config: WorkerConfig,
-    ref: InstanceRef,
-    loaded: LoadedEngine,
-    stop: threading.Event,
-    on_ready: OnReady,
-    make_core: MakeCore,
-    record: Path | None,
-) -> None:
-    instance = Instance(config, ref, loaded, on_ready, make_core, record)
+async def _serve(make: Callable[[], Instance], stop: threading.Event, drain: threading.Event | None) -> None:
+    instance = make()
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def forward_stop() -> None:
-        stop.wait()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stopped.set)
-
-    threading.Thread(target=forward_stop, name="stop", daemon=True).start()
+    _forward(stop, stopped.set)
+    if drain is not None:
+        _forward(drain, instance.draining.set)
     try:
         await instance.run(stopped)
     finally:
         await instance.close()
+
+
+def _forward(order: threading.Event, call: Callable[[], None]) -> None:
+    """Call on this loop when another thread, or a signal handler, sets `order`."""
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        order.wait()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call)
+
+    threading.Thread(target=wait, name="order", daemon=True).start()
 
 
 class Instance:
@@ -106,6 +114,8 @@ class Instance:
         timing = HandoffTiming(lease_us=config.scheduler.handoff_lease_ms * 1000)
         self._config, self._ref, self._on_ready = config, ref, on_ready
         self._ready = False
+        self.draining = asyncio.Event()
+        """Set by whoever wants the instance to leave: it takes nothing new and ends when it holds nothing any more."""
         self._pool = BlockPool(engine.pages_total, engine.layout.block_size, config.scheduler.prefix_caching)
         planner = BatchPlanner(self._pool, _planner_limits(config, engine.card.max_model_len), engine.card.eos_ids)
         self._core = make_core(ref, planner, self._pool, timing, config)
@@ -145,6 +155,7 @@ class Instance:
         self._tasks = [asyncio.create_task(link.run()) for link in self._conductors.values()]
         self._tasks.append(asyncio.create_task(self._reporter.run()))
         self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.append(asyncio.create_task(self._drain()))
         work = asyncio.create_task(self._loop.run(stopped))
         done, _ = await asyncio.wait([work, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         work.cancel()
@@ -160,6 +171,21 @@ class Instance:
                 raise InstanceUnfit(reason)
             if replacement.look(asked=self._effects.needs_restart, running=self._core.load().running):
                 raise InstanceUnfit("it asked to be replaced, and nothing runs here any more")
+
+    async def _drain(self) -> None:
+        """Ends when the instance may leave. The Conductors hear of it first: what they assigned until then is taken."""
+        await self.draining.wait()
+        log.info("draining for up to %g s", self._config.scheduler.drain_s)
+        for link in self._conductors.values():
+            link.nudge()
+        await asyncio.sleep(DRAIN_NOTICE_S)
+        self._loop.post(Drain())
+        try:
+            async with asyncio.timeout(self._config.scheduler.drain_s):
+                while not (self._core.is_idle and self._tokens.is_delivered):
+                    await asyncio.sleep(DRAIN_LOOK_S)
+        except TimeoutError:
+            log.warning("not drained in time: what still runs is planned again elsewhere")
 
     async def close(self) -> None:
         """Tell everybody, let the last messages leave, then close from the edge inwards."""
@@ -187,7 +213,8 @@ class Instance:
             on_registered=self._on_registered,
             on_refused=lambda conductor, reason: log.error("conductor %s refuses: %s", conductor, reason),
             steps=lambda: self._engine.steps,
-            is_draining=lambda: self._core.load().draining,
+            is_draining=lambda: self.draining.is_set() or self._core.load().draining,
+            on_drain=self.draining.set,
         )
 
     def _manifest(self, loaded: LoadedEngine) -> InstanceManifest:

@@ -22,7 +22,7 @@ from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 from segue.worker_messages import Outcome
 from worker_runtime.backoff import Backoff
-from worker_runtime.events import Assigned, CancelRequested, Drain, Event
+from worker_runtime.events import Assigned, CancelRequested, Event
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ CHANNEL_OPTIONS = (
 
 class ConductorLink:
     """One Conductor. `post` takes events for the core, `resync` a sequence to replay from; `on_registered` is called
-    after every registration, `on_refused` with the Conductor's reason when it will not have this instance."""
+    after every registration, `on_refused` with the Conductor's reason when it will not have this instance, `on_drain`
+    when it wants the instance to leave."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class ConductorLink:
         on_refused: Callable[[str, str], None],
         steps: Callable[[], int],
         is_draining: Callable[[], bool],
+        on_drain: Callable[[], None],
     ) -> None:
         self.address = address
         self._manifest = msgspec.msgpack.encode(manifest)
@@ -66,6 +68,7 @@ class ConductorLink:
         self._on_refused = on_refused
         self._steps = steps
         self._is_draining = is_draining
+        self._on_drain = on_drain
         self._outcomes: deque[Outcome] = deque(maxlen=OUTCOMES_KEPT_MAX)
         self._something = asyncio.Event()
         self._registered = False
@@ -76,6 +79,10 @@ class ConductorLink:
 
     def report(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
+        self._something.set()
+
+    def nudge(self) -> None:
+        """Something about this instance has changed: say it now."""
         self._something.set()
 
     async def run(self) -> None:
@@ -107,7 +114,7 @@ class ConductorLink:
         elif kind == "resync":
             self._resync(message.resync.sequence_seen)
         elif kind == "drain":
-            self._post(Drain())
+            self._on_drain()
         elif kind == "refused":
             self._on_refused(self.address, message.refused.reason)
         elif kind == "registered":

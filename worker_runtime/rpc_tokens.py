@@ -57,6 +57,11 @@ class GatewayLink:
         if len(self._queue) > BATCHES_UNACKNOWLEDGED_MAX:
             self._lose("does not acknowledge")
 
+    @property
+    def is_delivered(self) -> bool:
+        """Everything pushed was acknowledged, or nobody is there to acknowledge it."""
+        return not self._queue
+
     async def run(self) -> None:
         backoff = Backoff()
         while not self.is_lost:
@@ -129,6 +134,10 @@ class TokenStreams:
         self._post = post
         self._links: dict[str, GatewayLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_delivered(self) -> bool:
+        return all(link.is_delivered for link in self._links.values())
 
     def push(self, gateway: str, deltas: list[TokenDelta]) -> None:
         link = self._links.get(gateway)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from toy_cluster import (
     idle_within,
     request_of,
     shared_memory_of,
+    toy_cluster,
     view,
 )
 
@@ -31,15 +30,6 @@ from launcher.supervision import RestartLimits
 from worker_runtime.toy_engine import toy_tokens
 
 STREAMS = 30
-
-
-@contextmanager
-def toy_cluster(folder: Path, **options: object) -> Iterator[ToyCluster]:
-    cluster = ToyCluster(folder, **options)  # type: ignore[arg-type]
-    try:
-        yield cluster
-    finally:
-        cluster.close()
 
 
 async def assert_nothing_is_left(cluster: ToyCluster, instances: int) -> None:
@@ -115,7 +105,7 @@ async def test_stream_leaves_an_instance_that_ends_in_order_once(tmp_path: Path)
         await under_way(stream)
         async with channel(cluster.grpc) as connection:
             busy = await busy_decode(InferenceStub(connection))
-        os.kill(busy.pid, signal.SIGTERM)
+        os.kill(busy.pid, signal.SIGINT)
         await client
         assert stream.finished is not None
         assert stream.finished.attempts == 2

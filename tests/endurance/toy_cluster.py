@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,16 @@ IMPATIENT = RestartLimits(stable_us=1, backoff_first_us=100_000, deaths_max=4)
 InferenceStub = inference_pb2_grpc.InferenceStub
 
 
-def worker_config(name: str, role: Role, *, conductor: str, folder: Path, prefix: str, pages: int) -> WorkerConfig:
+def worker_config(
+    name: str, role: Role, *, conductor: str, folder: Path, prefix: str, pages: int, drain_s: float
+) -> WorkerConfig:
     return WorkerConfig(
         uuid=uuid.uuid4().hex,
         name=name,
         role=role,
         model=ModelConfig(path="toy", name="toy"),
         engine=EngineConfig(pages=pages, block_size=BLOCK_SIZE, device="cpu", threads=1),
-        scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=64, handoff_lease_ms=5_000),
+        scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=64, handoff_lease_ms=5_000, drain_s=drain_s),
         conductors=(conductor,),
         runtime_dir=str(folder),
         shm_prefix=prefix,
@@ -79,6 +82,7 @@ class ToyCluster:
         decode: int = 1,
         pages: int = 4096,
         step_ms: float = 2.0,
+        drain_s: float = 30.0,
         limits: RestartLimits = IMPATIENT,
     ) -> None:
         self.prefix = f"seguetest-{uuid.uuid4().hex[:8]}"
@@ -91,7 +95,9 @@ class ToyCluster:
         self.grpc, self.http = ready["grpc"], ready["http"]
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         self.workers = [
-            worker_config(name, role, conductor=self.grpc, folder=folder, prefix=self.prefix, pages=pages)
+            worker_config(
+                name, role, conductor=self.grpc, folder=folder, prefix=self.prefix, pages=pages, drain_s=drain_s
+            )
             for slot, role in enumerate(roles)
             for name in (f"{role.value}-{roles[:slot].count(role)}",)
         ]
@@ -123,6 +129,15 @@ class ToyCluster:
         stop_children([self.front])
         for segment in shared_memory_of(self.prefix):
             segment.unlink()
+
+
+@contextmanager
+def toy_cluster(folder: Path, **options: Any) -> Iterator[ToyCluster]:
+    cluster = ToyCluster(folder, **options)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def shared_memory_of(prefix: str) -> list[Path]:

@@ -86,9 +86,16 @@ def told(variable: str, word: str) -> bool:
     return path.is_file() and word in path.read_text().split()
 
 
-def run(config: WorkerConfig, stop: threading.Event, on_ready: OnReady, *, record: Path | None = None) -> None:
+def run(
+    config: WorkerConfig,
+    stop: threading.Event,
+    on_ready: OnReady,
+    *,
+    record: Path | None = None,
+    drain: threading.Event | None = None,
+) -> None:
     app = prefill_worker.app if config.role is Role.PREFILL else decode_worker.app
-    app.run(config, stop, on_ready, load=load_toy, record=record)
+    app.run(config, stop, on_ready, load=load_toy, record=record, drain=drain)
 
 
 if __name__ == "__main__":
