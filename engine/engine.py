@@ -149,7 +149,7 @@ def load_engine(
         scheduler.max_num_seqs, info.card.vocab_size, info.spec.vocab_rows, info.card.eos_ids, info.device
     )
     built = build_model(info, engine, positions_max=state.tokens.shape[1], mesh=mesh, collectives=collectives)
-    eager = Runner(built.forward, pages, state, sampling)
+    eager = Runner(built, pages, state, sampling)
     runner: PlanRunner = eager
     if info.device.type == "cuda":
         runner = graph_runner(eager, built, state, pages, info, scheduler, enabled=engine.cuda_graphs)

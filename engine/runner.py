@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
+from engine import prompt_scores
 from engine.model import StepInput
 from engine.row_state import RowState
 from engine.sampling_state import SampledTokens, SamplingState
@@ -21,8 +22,15 @@ from engine.step_batch import build_step
 from segue.errors import InternalError
 from segue.plan import BatchPlan, PlanResult, RowTokens, TokenLogprobs
 
-Forward = Callable[[StepInput, torch.Tensor], torch.Tensor]
-"""(step, kv_pages) -> logits float32 [samples, vocab_rows]; overwritten by the caller."""
+
+class StepModel(Protocol):
+    """What a runner needs of a model."""
+
+    def hidden_states(self, step: StepInput, kv_pages: torch.Tensor) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab_rows]; overwritten by the caller."""
+
 
 ROW_FAILED = "the model produced logits that are not finite"
 
@@ -35,6 +43,7 @@ class SampledStep:
     seqs: tuple[int, ...]
     sampled: SampledTokens
     """On the host once `_Launched.ready` says so."""
+    scored: list[prompt_scores.ScoredChunk] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,8 @@ class _Launched:
 class Runner:
     """One engine's rows on one device. Not thread-safe: one thread calls it."""
 
-    def __init__(self, forward: Forward, kv_pages: torch.Tensor, state: RowState, sampling: SamplingState) -> None:
-        self.forward = forward
+    def __init__(self, model: StepModel, kv_pages: torch.Tensor, state: RowState, sampling: SamplingState) -> None:
+        self.model = model
         self.kv_pages = kv_pages
         self.state = state
         self.sampling = sampling
@@ -87,6 +96,7 @@ class Runner:
             steps=len(launched.steps),
             rows=row_tokens(launched.steps),
             elapsed_us=int((finished_s - launched.started_s) * 1e6),
+            scores=[prompt_scores.row_scores(scored) for step in launched.steps for scored in step.scored],
         )
 
     def change_rows(self, plan: BatchPlan) -> None:
@@ -105,14 +115,18 @@ class Runner:
 
     def _step(self, plan: BatchPlan) -> SampledStep:
         batch = build_step(self.state, plan.chunks, plan.decodes)
-        logits = self.forward(batch.model_input, self.kv_pages)
+        hidden = self.model.hidden_states(batch.model_input, self.kv_pages)
+        scored = prompt_scores.score_chunks(plan.chunks, hidden, self.model.logits, self.state, self.sampling)
+        scored = [prompt_scores.to_host(chunk) for chunk in scored]
         rows = batch.rows_sampled
-        seqs = tuple(self.state.seq(row) for row in rows)
         if not rows:
-            return SampledStep((), (), _nothing_sampled(self.state.device))
+            return SampledStep((), (), _nothing_sampled(self.state.device), scored)
+        seqs = tuple(self.state.seq(row) for row in rows)
+        chosen = batch.model_input.sampled
+        logits = self.model.logits(hidden if chosen is None else hidden[chosen])
         sampled = self.sampling.choose(logits, rows, batch.positions_device, batch.positions_sampled)
         self.state.append(batch.rows_device, batch.positions_device, sampled.tokens, list(rows))
-        return SampledStep(rows, seqs, to_host(sampled))
+        return SampledStep(rows, seqs, to_host(sampled), scored)
 
 
 def _nothing_sampled(device: torch.device) -> SampledTokens:

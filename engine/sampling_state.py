@@ -103,6 +103,10 @@ class SamplingState:
         later = known[tokens_prompt:]
         generated.index_put_((later,), torch.ones_like(later, dtype=torch.int32), accumulate=True)
 
+    def prompt_scoring(self, row: int) -> tuple[int | None, int]:
+        """(alternatives to score its prompt tokens with, None: not at all; how many tokens that prompt has)"""
+        return self._params[row].prompt_logprobs, self._tokens_prompt[row]
+
     def choose(
         self, logits: torch.Tensor, rows: tuple[int, ...], positions: torch.Tensor, positions_host: tuple[int, ...]
     ) -> SampledTokens:

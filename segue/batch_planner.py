@@ -8,7 +8,8 @@ it grows by a page whenever a decode crosses a block boundary. A prompt that hit
 token; its K/V goes into a copy of the last block (copy-on-write), or, where no page is left for a copy, the block is
 taken out of the cache and written in place, or recomputed as a whole. Blocks are hashed and published only when the
 result that computed them has landed: of two sequences with the same new prefix in one step neither reads what the
-other has not filled; both compute it, and the second copy stays private.
+other has not filled; both compute it, and the second copy stays private. A sequence whose prompt is to be scored
+(`prompt_logprobs`) matches nothing until that is done: it needs the logits of every position, and pages hold none.
 
 Progress. A sequence that needs a page preempts the youngest one, never one older than itself, and otherwise stalls: so
 the oldest running sequence is never preempted and gets every page the others have. Where nothing at all can be planned,
@@ -309,6 +310,8 @@ class BatchPlanner:
     def _is_worth_waiting(self, seq: Sequence, blocks_cached: int) -> bool:
         """Whether at least half of what a sequence would compute is being computed by another one right now: of a burst
         of siblings one computes the new prefix, the others read it a step later."""
+        if seq.wants_scores:
+            return False
         size = self._pool.block_size
         enough = max(size, (len(seq.tokens) - blocks_cached * size) // 2)
         for other in self._table.running:

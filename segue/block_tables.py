@@ -23,7 +23,10 @@ class BlockTables:
     # -- admission
 
     def match(self, seq: Sequence) -> list[int]:
-        """Pages of the longest published prefix of the known tokens; no reference is taken."""
+        """Pages of the longest published prefix of the known tokens; no reference is taken. None of them for a sequence
+        whose prompt has to be scored: it computes every position itself."""
+        if seq.wants_scores:
+            return []
         return self._pool.match(self.hash_blocks(seq, len(seq.tokens) // self._size))
 
     def place(self, seq: Sequence, cached: list[int], spare: int) -> int:

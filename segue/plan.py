@@ -66,6 +66,27 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of consecutive known tokens by columns; token i stands at `position` + i.
+
+    `ranks` count from 1 over the vocabulary. `top_ids` and `top_logprobs` hold `alternatives` entries for each token,
+    best first, one token after the other.
+    """
+
+    position: int
+    alternatives: int
+    logprobs: list[float]
+    ranks: list[int]
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RowScores(msgspec.Struct, frozen=True, array_like=True):
+    row: int
+    seq: int
+    scores: PromptScores
+
+
 class RowTokens(msgspec.Struct, frozen=True, array_like=True):
     """Tokens sampled for one row, one per step done. `error` set (and no tokens): only this row failed (NaN logits)."""
 
@@ -77,9 +98,11 @@ class RowTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`rows` has one entry for each sampling chunk and each decode of the plan."""
+    """`rows` has one entry for each sampling chunk and each decode of the plan; `scores` one for each chunk of a row
+    with `prompt_logprobs` that scored prompt tokens: a chunk scores the tokens that follow its positions."""
 
     op: int
     steps: int
     rows: list[RowTokens]
     elapsed_us: int
+    scores: list[RowScores] = []

@@ -5,6 +5,8 @@ Results of sequences that ended or were parked meanwhile are dropped; a preempte
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from segue.block_tables import BlockTables
 from segue.errors import InternalError
 from segue.plan import PlanResult, RowTokens
@@ -24,12 +26,15 @@ class PlanLanding:
     def land(self, flight: PlanInFlight, result: PlanResult) -> list[SeqUpdate]:
         """Apply the result of `flight`, which is no longer among the plans in flight."""
         rows = {row.seq: row for row in result.rows}
+        scores = {entry.seq: entry.scores for entry in result.scores}
         updates = []
         for seq, end, sample in flight.chunks:
             seq.pending -= int(sample)
             if seq.state in _LIVE:
                 seq.computed = end
-                updates.append(self._sampled(seq, rows, 1) if sample else self._advanced(seq))
+                seq.scored(end)
+                update = self._sampled(seq, rows, 1) if sample else self._advanced(seq)
+                updates.append(replace(update, scores=scores[seq.seq]) if seq.seq in scores else update)
         for seq in flight.decodes:
             seq.pending -= flight.steps
             if seq.state in _LIVE:

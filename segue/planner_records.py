@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 
 
 class PlannerLimits(msgspec.Struct, frozen=True):
@@ -38,6 +38,8 @@ class SeqUpdate(msgspec.Struct, frozen=True):
     error: str
     tokens_cached: int
     """Prompt tokens found in the prefix cache when it was first admitted; hits after a preemption do not count."""
+    scores: PromptScores | None = None
+    """Log-probabilities of prompt tokens, where asked for. Repeated for positions computed again after a preemption."""
 
 
 class Reservation(msgspec.Struct, frozen=True):

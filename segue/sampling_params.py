@@ -12,7 +12,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     (an unseeded request gets one there), so that a token depends on (logits, seed, position) alone. Penalties count as
     vLLM documents: presence and frequency over generated tokens, repetition over prompt and generated tokens.
     `max_tokens` counts every generated token of the request over all its attempts. `logprobs` is the number of
-    alternatives to report beside the chosen token, or None for no log-probabilities.
+    alternatives to report beside the chosen token, or None for no log-probabilities; `prompt_logprobs` the same for
+    every prompt token but the first.
     """
 
     temperature: float = 1.0
@@ -29,6 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from msgspec.structs import replace
+
 from segue.errors import InternalError, InvalidField
 from segue.sampling_params import SamplingParams
 
@@ -100,6 +102,16 @@ class Sequence:
         return (self.order, self.seq)
 
     @property
+    def wants_scores(self) -> bool:
+        """Whether prompt tokens have still to be scored: that takes their logits, which no cached prefix holds."""
+        return self.sampling.prompt_logprobs is not None
+
+    def scored(self, positions: int) -> None:
+        """Logits of the first `positions` positions were seen; behind the prompt's last token they are a sample's."""
+        if self.wants_scores and positions >= self.tokens_prompt - 1:
+            self.sampling = replace(self.sampling, prompt_logprobs=None)
+
+    @property
     def tokens_expected(self) -> int:
         """Tokens once all plans in flight have landed; fewer if the engine does fewer steps than allowed."""
         return len(self.tokens) + self.pending
@@ -144,4 +156,5 @@ def new_sequence(
     if len(tokens) >= record.tokens_end:
         raise InvalidField("max_tokens", f"{sampling.max_tokens} leaves nothing to generate")
     record.tokens_end = record.tokens_limit = min(record.tokens_end, tokens_max)
+    record.scored(0)
     return record

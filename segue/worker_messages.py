@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from segue.ids import AttemptRef, InstanceRef
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 from segue.sampling_params import SamplingParams
 
 
@@ -83,7 +83,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one attempt; the first one stands at `position`, counted over prompt and generated tokens.
 
     `finish` is "" while the attempt runs, else stop, length, cancelled or error. `logprobs`, when asked for, has one
-    entry for each token. `queue_us` and `compute_us` come with the first token of a prefill.
+    entry for each token; `scores` are of prompt tokens and come before the first token or with it. `queue_us` and
+    `compute_us` come with the first token of a prefill.
     """
 
     request_id: str
@@ -97,3 +98,4 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True):
     from_prefill: bool = False
     queue_us: int = 0
     compute_us: int = 0
+    scores: PromptScores | None = None

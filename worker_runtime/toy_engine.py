@@ -16,7 +16,7 @@ from segue.block_hash import chain_root
 from segue.errors import InternalError
 from segue.kv_layout import KvLayout
 from segue.model_card import ModelCard
-from segue.plan import BatchPlan, PlanResult, RowStart, RowTokens, TokenLogprobs
+from segue.plan import BatchPlan, Chunk, PlanResult, PromptScores, RowScores, RowStart, RowTokens, TokenLogprobs
 
 SLOT_BYTES = 8
 VOCAB_SIZE = 1000
@@ -43,6 +43,31 @@ def toy_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
     return tokens
 
 
+def _score(slot: bytes, token: int) -> float:
+    """A log-probability of `token` that is right only if the K/V before it is."""
+    return -int.from_bytes(_slot(slot, token)[:2], "little") / 4096
+
+
+def toy_scores(prompt: Sequence[int], alternatives: int) -> PromptScores:
+    """What the engine says of all prompt tokens but the first."""
+    slots = [ROOT_SLOT]
+    for token in prompt[:-1]:
+        slots.append(_slot(slots[-1], token))
+    return _scores(1, slots[1:], prompt[1:], alternatives)
+
+
+def _scores(position: int, slots: Sequence[bytes], tokens: Sequence[int], alternatives: int) -> PromptScores:
+    """`slots` before each of `tokens`. The alternatives are the first tokens of the vocabulary."""
+    return PromptScores(
+        position=position,
+        alternatives=alternatives,
+        logprobs=[_score(slot, token) for slot, token in zip(slots, tokens, strict=True)],
+        ranks=[1 + token for token in tokens],
+        top_ids=list(range(alternatives)) * len(tokens),
+        top_logprobs=[_score(slot, other) for slot in slots for other in range(alternatives)],
+    )
+
+
 def toy_layout(block_size: int) -> KvLayout:
     """One layer, one head, one float32 each for K and V: `SLOT_BYTES` a token."""
     return KvLayout(layers=1, kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
@@ -64,6 +89,7 @@ class _Row:
     def __init__(self, start: RowStart) -> None:
         self.seq = start.seq
         self.tokens = list(start.tokens)
+        self.tokens_prompt = start.tokens_prompt
         self.pages = list(start.pages)
         self.sampling = start.sampling
 
@@ -98,7 +124,9 @@ class ToyEngine:
             self._rows[start.row] = _Row(start)
         for row, pages in plan.grows:
             self._rows[row].pages.extend(pages)
-        return PlanResult(op=plan.op, steps=plan.steps_max, rows=self._compute(plan), elapsed_us=1)
+        rows = self._compute(plan)
+        scores = [found for chunk in plan.chunks if (found := self._chunk_scores(chunk)) is not None]
+        return PlanResult(op=plan.op, steps=plan.steps_max, rows=rows, elapsed_us=1, scores=scores)
 
     def close(self) -> None:
         self._rows.clear()
@@ -123,6 +151,15 @@ class ToyEngine:
         row = self._rows[number]
         wanted = row.sampling.logprobs is not None
         return RowTokens(number, row.seq, tokens, [TokenLogprobs(-1.0) for _ in tokens] if wanted else None)
+
+    def _chunk_scores(self, chunk: Chunk) -> RowScores | None:
+        row = self._rows[chunk.row]
+        end = min(chunk.start + chunk.length, row.tokens_prompt - 1)
+        if row.sampling.prompt_logprobs is None or end <= chunk.start:
+            return None
+        slots = [self._read(row, position) for position in range(chunk.start, end)]
+        tokens = row.tokens[chunk.start + 1 : end + 1]
+        return RowScores(chunk.row, row.seq, _scores(chunk.start + 1, slots, tokens, row.sampling.prompt_logprobs))
 
     def _sample(self, row: _Row) -> int:
         token = _sampled(self._read(row, len(row.tokens) - 1), row.sampling.seed)

@@ -354,7 +354,7 @@ class DecodeCore:
             attempt = self._by_seq.get(update.seq)
             if attempt is None:
                 self.stale["plan result"] += 1
-            elif update.tokens or update.finish:
+            elif update.tokens or update.finish or update.scores is not None:
                 self._apply_update(attempt, update)
 
     def _apply_update(self, attempt: DecodeAttempt, update: SeqUpdate) -> None:

@@ -26,6 +26,7 @@ class Emission:
             finish=update.finish,
             error=update.error,
             tokens_cached=update.tokens_cached,
+            scores=update.scores,
         )
         self._by_gateway.setdefault(attempt.assign.gateway, []).append(delta)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from decode_worker.core.attempt import DecodeAttempt
 from segue.batch_planner import BatchPlanner
 from segue.errors import RequestError
@@ -30,6 +32,7 @@ def land(planner: BatchPlanner, attempt: DecodeAttempt, message: PrefillDone, bl
     """Make the lent pages the attempt's block table; why it cannot run, or "".
 
     Where a page failed on the way (`blocks_valid` < `blocks_total`), the planner computes again from the valid prefix.
+    If the prompt was to be scored, P has done that before it said that it was done.
     """
     assert attempt.reservation is not None
     assign, tokens = attempt.assign, [*attempt.tokens, message.first_token]
@@ -38,7 +41,7 @@ def land(planner: BatchPlanner, attempt: DecodeAttempt, message: PrefillDone, bl
             attempt.seq,
             tokens,
             assign.tokens_prompt,
-            assign.sampling,
+            replace(assign.sampling, prompt_logprobs=None),
             assign.hash_root,
             attempt.reservation,
             min(message.blocks_valid * block_size, len(attempt.tokens)),

@@ -56,7 +56,9 @@ class Lender:
 
     def lacks_at_most_a_block(self, attempt: DecodeAttempt) -> bool:
         size = self._pool.block_size
-        return len(attempt.tokens) - len(self._pool.match(attempt.hashes)) * size <= size
+        scores = attempt.assign.sampling.prompt_logprobs is not None  # takes the logits of every position
+        cached = 0 if scores else len(self._pool.match(attempt.hashes))
+        return len(attempt.tokens) - cached * size <= size
 
     def grant(self, attempt: DecodeAttempt, now_us: int) -> bool:
         """Reserve every page of the prompt and say so; False when there is no room now."""

@@ -1,7 +1,7 @@
 """Executes batch plans on a GPU: steps that fit a graph replay it, everything else goes through the eager runner.
 
 All share the row tables, so a row may take either path from one step to the next. Steps of many chunk tokens take the
-eager path: there the host keeps ahead of the device.
+eager path: there the host keeps ahead of the device. So do chunks whose prompt tokens are to be scored.
 
 A graph samples plain rows itself: greedy, or temperature alone. Rows with filters, penalties, bias, log-probabilities
 or a minimum length take part as if greedy; then the general sampler chooses again from their logits and overwrites the
@@ -109,6 +109,7 @@ class GraphRunner:
         self._eager, self._state = eager, state
         self._graphs, self._chunk_graphs = graphs, chunk_graphs
         self._sampling: list[PlainSampling | None] = [None] * len(state.seqs)
+        self._scores_prompt = [False] * len(state.seqs)
         self._mirror = PlaceMirror()
         self._launched: deque[GraphLaunch | None] = deque()
         """None: the next result comes from the eager runner."""
@@ -119,6 +120,7 @@ class GraphRunner:
         started_s = time.perf_counter()
         for start in plan.starts:
             self._sampling[start.row] = plain_sampling(start.sampling)
+            self._scores_prompt[start.row] = start.sampling.prompt_logprobs is not None
             self._mirror.valid = False
         if plan.steps_max < 1 or (plan.chunks and plan.steps_max > 1):
             raise InternalError(f"plan {plan.op} has steps_max {plan.steps_max} and {len(plan.chunks)} chunks")
@@ -156,6 +158,8 @@ class GraphRunner:
 
     def _chunk_shape(self, plan: BatchPlan) -> StepShape | None:
         if not plan.chunks or self._chunk_graphs is None:
+            return None
+        if any(self._scores_prompt[chunk.row] for chunk in plan.chunks):
             return None
         tokens = sum(chunk.length for chunk in plan.chunks)
         return self._chunk_graphs.shape(tokens, len(plan.chunks), len(plan.decodes))

@@ -101,7 +101,8 @@ class PrefillAttempt:
 
 
 def first_delta(attempt: PrefillAttempt, update: SeqUpdate, now_us: int) -> TokenDelta:
-    """The first token (or the failure instead of it), with how long it waited and how long it was computed."""
+    """The first token (or the failure instead of it, or scores of prompt tokens before it), with how long it waited and
+    how long it was computed."""
     started_us = now_us if attempt.started_us is None else attempt.started_us
     return TokenDelta(
         request_id=attempt.key.request_id,
@@ -115,4 +116,5 @@ def first_delta(attempt: PrefillAttempt, update: SeqUpdate, now_us: int) -> Toke
         from_prefill=True,
         queue_us=started_us - attempt.arrived_us,
         compute_us=now_us - started_us,
+        scores=update.scores,
     )

@@ -265,7 +265,7 @@ class PrefillCore:
             attempt.first_token = update.tokens[0]
             attempt.logprobs = update.logprobs[0] if update.logprobs else None
         attempt.finish = update.finish
-        if update.tokens or update.finish:
+        if update.tokens or update.finish or update.scores is not None:
             self._emit(attempt, update)
         if attempt.finish:
             self._out.extend(self._sender.cancel(attempt))
@@ -276,7 +276,8 @@ class PrefillCore:
     def _emit(self, attempt: PrefillAttempt, update: SeqUpdate) -> None:
         delta = first_delta(attempt, update, self._now_us)
         self._out.add(ev.PushTokens(attempt.assign.gateway, [delta]))
-        self._out.report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
+        if update.tokens or update.finish:
+            self._out.report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
 
     def _send_ready_pages(self, attempt: PrefillAttempt) -> None:
         ready = attempt.blocks_ready(self._pool.block_size)

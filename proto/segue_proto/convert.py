@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from segue.ids import InstanceRef
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 from segue.sampling_params import SamplingParams
 from segue.worker_messages import Assign, CancelAttempt, Outcome, OutcomeKind, Peer, TokenDelta
 from segue_proto.v1 import inference_pb2, worker_pb2
@@ -47,6 +47,7 @@ _OPTIONAL_SAMPLING = (
     "min_tokens",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
 )
 
 
@@ -59,7 +60,7 @@ def ref_from_pb(message: worker_pb2.InstanceRef) -> InstanceRef:
 
 
 def sampling_to_pb(sampling: SamplingParams) -> inference_pb2.SamplingParams:
-    """Every field is set, except `logprobs` when None."""
+    """Every field is set, except `logprobs` and `prompt_logprobs` when None."""
     message = inference_pb2.SamplingParams(
         logit_bias=sampling.logit_bias,
         stop_token_ids=sampling.stop_token_ids,
@@ -93,6 +94,30 @@ def logprobs_from_pb(messages: Sequence[inference_pb2.TokenLogprobs]) -> list[To
     if not messages:
         return None
     return [TokenLogprobs(entry.logprob, [(top.token_id, top.logprob) for top in entry.top]) for entry in messages]
+
+
+def scores_to_pb(scores: PromptScores | None) -> worker_pb2.PromptScores | None:
+    if scores is None:
+        return None
+    return worker_pb2.PromptScores(
+        position=scores.position,
+        alternatives=scores.alternatives,
+        logprobs=scores.logprobs,
+        ranks=scores.ranks,
+        top_ids=scores.top_ids,
+        top_logprobs=scores.top_logprobs,
+    )
+
+
+def scores_from_pb(message: worker_pb2.PromptScores) -> PromptScores:
+    return PromptScores(
+        position=message.position,
+        alternatives=message.alternatives,
+        logprobs=list(message.logprobs),
+        ranks=list(message.ranks),
+        top_ids=list(message.top_ids),
+        top_logprobs=list(message.top_logprobs),
+    )
 
 
 def peer_to_pb(peer: Peer) -> worker_pb2.Peer:
@@ -177,6 +202,7 @@ def delta_to_pb(delta: TokenDelta) -> worker_pb2.TokenDelta:
         from_prefill=delta.from_prefill,
         queue_us=min(delta.queue_us, 0xFFFFFFFF),
         compute_us=min(delta.compute_us, 0xFFFFFFFF),
+        scores=scores_to_pb(delta.scores),
     )
 
 
@@ -193,4 +219,5 @@ def delta_from_pb(message: worker_pb2.TokenDelta) -> TokenDelta:
         from_prefill=message.from_prefill,
         queue_us=message.queue_us,
         compute_us=message.compute_us,
+        scores=scores_from_pb(message.scores) if message.HasField("scores") else None,
     )

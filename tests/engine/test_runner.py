@@ -139,7 +139,7 @@ def test_collect_without_launch_is_our_bug(engine):
 def test_only_the_row_whose_logits_are_nan_fails(checkpoint):
     """NaN enters by one token's embedding, fills that row's K/V, and stays there."""
     engine = engine_for(checkpoint[0])
-    engine._runner.forward.__self__.parameters.embed[251] = float("nan")
+    engine._runner.model.parameters.embed[251] = float("nan")
     rows = [
         start(0, PROMPT, [0, 1, 2, 3, 4, 5]),
         start(1, [251, 4, 5], [6, 7, 8, 9, 10]),

@@ -62,7 +62,7 @@ def parts_of(info: ModelInfo, decode_backend: str, *, fused: bool):
     pages = torch.full(shape, float("nan"), dtype=DTYPES[info.layout.dtype], device=info.device)
     state = RowState(ROWS, POSITIONS + 8, info.layout.block_size, info.device)
     sampling = SamplingState(ROWS, info.card.vocab_size, info.spec.vocab_rows, info.card.eos_ids, info.device)
-    return model, pages, state, Runner(model.forward, pages, state, sampling)
+    return model, pages, state, Runner(model, pages, state, sampling)
 
 
 def reference_engine() -> Runner:

@@ -7,7 +7,7 @@ from segue_proto import convert
 from segue_proto.v1 import inference_pb2, worker_pb2
 
 from segue.ids import InstanceRef
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 from segue.sampling_params import SamplingParams
 from segue.worker_messages import Assign, CancelAttempt, Outcome, OutcomeKind, Peer, TokenDelta
 
@@ -16,7 +16,13 @@ PEER = Peer(ref=InstanceRef("u", 1 << 50), name="p0", control_address="ipc:///x"
 
 def test_assign_survives_the_wire() -> None:
     sampling = SamplingParams(
-        temperature=0.5, seed=(1 << 64) - 1, logit_bias={7: -2.0}, stop_token_ids=(1, 2), ignore_eos=True, logprobs=0
+        temperature=0.5,
+        seed=(1 << 64) - 1,
+        logit_bias={7: -2.0},
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+        logprobs=0,
+        prompt_logprobs=0,
     )
     assign = Assign(
         request_id="r", attempt=3, gateway="g:1", token_ids=b"\0" * 8, tokens_prompt=1, sampling=sampling, prefill=PEER
@@ -48,6 +54,7 @@ def test_delta_survives_the_wire(finish: str) -> None:
         from_prefill=True,
         queue_us=5,
         compute_us=6,
+        scores=PromptScores(1, 2, [-0.5, -1.0], [1, 4], [9, 8, 7, 6], [-0.5, -1.5, -0.25, -2.0]),
     )
     raw = convert.delta_to_pb(delta).SerializeToString()
     assert convert.delta_from_pb(worker_pb2.TokenDelta.FromString(raw)) == delta

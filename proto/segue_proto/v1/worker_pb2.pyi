@@ -178,8 +178,24 @@ class ConductorMessage(_message.Message):
     drain: Drain
     def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., cancel: _Optional[_Union[CancelAttempt, _Mapping]] = ..., resync: _Optional[_Union[ResyncEvents, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
 
+class PromptScores(_message.Message):
+    __slots__ = ("position", "alternatives", "logprobs", "ranks", "top_ids", "top_logprobs")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    alternatives: int
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, position: _Optional[int] = ..., alternatives: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class TokenDelta(_message.Message):
-    __slots__ = ("request_id", "attempt", "position", "token_ids", "logprobs", "finish", "error", "tokens_cached", "from_prefill", "queue_us", "compute_us")
+    __slots__ = ("request_id", "attempt", "position", "token_ids", "logprobs", "finish", "error", "tokens_cached", "from_prefill", "queue_us", "compute_us", "scores")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +207,7 @@ class TokenDelta(_message.Message):
     FROM_PREFILL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_US_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     position: int
@@ -202,7 +219,8 @@ class TokenDelta(_message.Message):
     from_prefill: bool
     queue_us: int
     compute_us: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., tokens_cached: _Optional[int] = ..., from_prefill: bool = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ...) -> None: ...
+    scores: PromptScores
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., error: _Optional[str] = ..., tokens_cached: _Optional[int] = ..., from_prefill: bool = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("ref", "name", "deltas")
