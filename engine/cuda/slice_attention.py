@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from segue_kernels.decode_attention import PACKED_MAX, DecodePlan, decode_attention, plan_decode
+from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities
+
+SLICE_ROWS = 64
+"""Queries of a slice times query heads of a kv-head: one warp-group's matrix instruction."""
 
 
 def slice_queries(heads: int, kv_heads: int) -> int:
     """Most queries of a slice: with the query heads of one kv-head they fill one tile of the kernel."""
-    packed: int = PACKED_MAX
-    return max(1, packed // (heads // kv_heads))
+    return max(1, SLICE_ROWS // (heads // kv_heads))
 
 
 @dataclass(slots=True)

@@ -91,3 +91,53 @@ def softmax_step(scores, factor, peak, total, out, v, MAYBE_EMPTY: tl.constexpr)
     total = total * rescale + tl.sum(weights, 1)
     out = tl.dot(weights.to(v.dtype), v, out * rescale[:, None], input_precision="ieee")
     return peak_next, total, out
+
+
+@triton.jit
+def attend_tiles(
+    begin,
+    stop,
+    limit,
+    q_tile,
+    peak,
+    total,
+    result,
+    keys,
+    values,
+    table,
+    position,
+    scale,
+    soft_cap,
+    window,
+    stride_page,
+    STRIDE_TOKEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    MAYBE_EMPTY: tl.constexpr,
+):
+    """Take the keys begin .. stop-1 of one row into the running softmax of `q_tile`, whose queries stand at `position`.
+
+    Unmasked, every query must see all of them, and stop - begin is a multiple of TILE; masked, tokens at or past `limit`
+    and those that a query does not see are left out. MAYBE_EMPTY as in `softmax_step`.
+    """
+    factor = exponent_factor(scale, HAS_CAP)
+    for start in range(begin, stop, TILE):
+        page_offset, within = tile_places(table, start, limit, stride_page, STRIDE_TOKEN, PAGE, TILE)
+        k = load_tile(keys, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(q_tile.dtype)
+        scores = score_tile(q_tile, k, scale, soft_cap, HAS_CAP)
+        if MASKED:
+            token = (start + tl.arange(0, TILE))[None, :]
+            visible = (token <= position[:, None]) & (token < limit)
+            if HAS_WINDOW:
+                visible = visible & (token > position[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+        v = load_tile(values, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(
+            q_tile.dtype
+        )
+        peak, total, result = softmax_step(scores, factor, peak, total, result, v, MAYBE_EMPTY)
+    return peak, total, result

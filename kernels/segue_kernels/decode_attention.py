@@ -24,7 +24,7 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import DecodeWork, plan_decode_work
-from segue_kernels.attention_tiles import exponent_factor, load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.attention_tiles import attend_tiles, exponent_factor
 from segue_kernels.programmatic_launch import launch_options
 
 PACKED_MAX = 128
@@ -134,17 +134,19 @@ def decode_attention_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
-    for start in range(begin, end, TILE):
-        page_offset, within = tile_places(table, start, end, stride_page, STRIDE_TOKEN, PAGE, TILE)
-        k = load_tile(keys, page_offset, within, start, end, HEAD_DIM, DIM_BLOCK, PAGE, TILE, True).to(q_tile.dtype)
-        scores = score_tile(q_tile, k, scale, soft_cap, HAS_CAP)
-        token = (start + tl.arange(0, TILE))[None, :]
-        visible = (token <= position[:, None]) & (token < end)
-        if HAS_WINDOW:
-            visible = visible & (token > position[:, None] - window)
-        scores = tl.where(visible, scores, float("-inf"))
-        v = load_tile(values, page_offset, within, start, end, HEAD_DIM, DIM_BLOCK, PAGE, TILE, True).to(q_tile.dtype)
-        peak, total, result = softmax_step(scores, factor, peak, total, result, v, HAS_WINDOW or QUERIES_MAX > 1)
+    whole = begin
+    if QUERIES_MAX > 1 and not HAS_WINDOW:
+        # Keys up to the row's first query are visible to all its queries.
+        whole = tl.maximum(begin, tl.minimum(end, length - queries + 1) // TILE * TILE)
+        peak, total, result = attend_tiles(
+            begin, whole, end, q_tile, peak, total, result, keys, values, table, position, scale, soft_cap, window,
+            stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, False, False,
+        )  # fmt: skip
+    peak, total, result = attend_tiles(
+        whole, end, end, q_tile, peak, total, result, keys, values, table, position, scale, soft_cap, window,
+        stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, True,
+        HAS_WINDOW or QUERIES_MAX > 1,
+    )  # fmt: skip
 
     # A query that saw no key in this split has total 0 and peak -inf: its result is 0 with a log-sum-exp of -inf.
     total = tl.where(total == 0.0, 1.0, total)
@@ -169,49 +171,64 @@ def combine_splits_kernel(
     query_starts,
     stride_out_token,
     stride_out_head,
+    HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES_MAX: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
+    PLACES_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl_cuda.gdc_launch_dependents()
-    head = tl.program_id(0)
-    heads = tl.num_programs(0)
     row = tl.program_id(1)
-    query = tl.program_id(2)
     first = tl.load(row_items + row * 2)
     splits = tl.load(row_items + row * 2 + 1)
     query_first = tl.load(query_starts + row)
     queries = tl.load(query_starts + row + 1) - query_first
     if PDL:
         tl_cuda.gdc_wait()
-    if (splits < 0) | (splits == 1) | (query >= queries):
+    if (splits < 0) | (splits == 1):
         return
 
-    slot = (head // GROUP) * (GROUP * QUERIES_MAX) + query * GROUP + head % GROUP
+    place = tl.program_id(0) * PLACES_BLOCK + tl.arange(0, PLACES_BLOCK)
+    packed = place % (GROUP * QUERIES_MAX)
+    query = packed // GROUP
+    head = place // (GROUP * QUERIES_MAX) * GROUP + packed % GROUP
+    wanted = (place < HEADS * QUERIES_MAX) & (query < queries)
     dim = tl.arange(0, DIM_BLOCK)
-    peak = float("-inf")
-    total = 0.0
-    result = tl.zeros([DIM_BLOCK], tl.float32)
+    peak = tl.full([PLACES_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([PLACES_BLOCK], tl.float32)
+    result = tl.zeros([PLACES_BLOCK, DIM_BLOCK], tl.float32)
     for start in range(0, splits, SPLITS_BLOCK):
         split = start + tl.arange(0, SPLITS_BLOCK)
-        index = (first + split) * (heads * QUERIES_MAX) + slot
-        logs = tl.load(lse + index, mask=split < splits, other=float("-inf"))
-        mask = (split < splits)[:, None] & (dim < HEAD_DIM)[None, :]
-        parts = tl.load(partial + index.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+        index = (first + split)[:, None] * (HEADS * QUERIES_MAX) + place[None, :]
+        known = (split < splits)[:, None] & wanted[None, :]
+        logs = tl.load(lse + index, mask=known, other=float("-inf"))
+        parts = tl.load(
+            partial + index.to(tl.int64)[:, :, None] * HEAD_DIM + dim[None, None, :],
+            mask=known[:, :, None] & (dim < HEAD_DIM)[None, None, :],
+            other=0.0,
+        )
         peak_next = tl.maximum(peak, tl.max(logs, 0))
         shift = tl.where(peak_next == float("-inf"), 0.0, peak_next)
-        weights = tl.exp2(logs - shift)
+        weights = tl.exp2(logs - shift[None, :])
         rescale = tl.exp2(peak - shift)
         total = total * rescale + tl.sum(weights, 0)
-        result = result * rescale + tl.sum(parts * weights[:, None], 0)
+        result = result * rescale[:, None] + tl.sum(parts * weights[:, :, None], 0)
         peak = peak_next
-    result = result / tl.where(total == 0.0, 1.0, total)
+    result = result / tl.where(total == 0.0, 1.0, total)[:, None]
     offset = (query_first + query).to(tl.int64) * stride_out_token + head * stride_out_head
-    tl.store(out + offset + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+    mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + offset[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+def combine_blocks(rows: int, packed: int) -> tuple[int, int]:
+    """(splits, places) that one program of the combine kernel merges at a time: few rows are cut into many splits, and
+    each pass over them costs a memory latency; many rows mostly have one split, and their programs only look and leave,
+    so there should be few (64 rows of one split, one place a program: 8.4 us)."""
+    return (64, 1) if rows <= 16 and packed <= 16 else (4, 16)
 
 
 def decode_tiling(head_dim: int, kv_dtype: torch.dtype, *, rows: int = 64, packed: int = 16) -> DecodeTiling:
@@ -223,9 +240,9 @@ def decode_tiling(head_dim: int, kv_dtype: torch.dtype, *, rows: int = 64, packe
     Many: bound by the tensor cores, and splits cost partial results, so that they only just fill the GPU.
     """
     if packed > 16:
-        warps = 4 if head_dim <= 128 else 8
-        tile = 64 if packed <= 64 and head_dim <= 128 else 32
-        return DecodeTiling(tile, warps, num_stages=5, programs_per_sm=2, chunk_one_wave_max=1 << 30)
+        warps = 4 if packed <= 64 and head_dim <= 128 else 8
+        tile = 64 if head_dim <= 128 else 32
+        return DecodeTiling(tile, warps, num_stages=5, programs_per_sm=1, chunk_one_wave_max=1 << 30)
     tile = min(64, max(16, 16384 // (triton.next_power_of_2(head_dim) * kv_dtype.itemsize)))
     warps = 2 if head_dim <= 128 else 4
     if rows <= 2:
@@ -340,7 +357,9 @@ def decode_attention(
         num_stages=plan.tiling.num_stages,
         **launch_options(pdl),
     )
-    combine_splits_kernel[(heads, plan.seq_lens.shape[0], plan.queries_max)](
+    rows = plan.seq_lens.shape[0]
+    splits_block, places_block = combine_blocks(rows, group * plan.queries_max)
+    combine_splits_kernel[(triton.cdiv(heads * plan.queries_max, places_block), rows)](
         out,
         plan.partial,
         plan.lse,
@@ -348,12 +367,13 @@ def decode_attention(
         plan.query_starts,
         out.stride(0),
         out.stride(1),
+        HEADS=heads,
         GROUP=group,
         QUERIES_MAX=plan.queries_max,
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
-        # Few rows are cut into many splits, and each pass over them costs a memory latency.
-        SPLITS_BLOCK=64 if plan.seq_lens.shape[0] <= 16 and group * plan.queries_max <= 16 else 16,
+        SPLITS_BLOCK=splits_block,
+        PLACES_BLOCK=places_block,
         PDL=pdl,
         num_warps=4,
         **launch_options(pdl),

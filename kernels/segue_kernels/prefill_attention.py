@@ -17,7 +17,7 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import plan_prefill_work
-from segue_kernels.attention_tiles import exponent_factor, load_tile, score_tile, softmax_step, tile_places
+from segue_kernels.attention_tiles import attend_tiles
 from segue_kernels.programmatic_launch import launch_options
 
 QUERIES_UNBOUNDED = 2**31 - 1
@@ -41,50 +41,6 @@ class PrefillPlan:
     query_starts: torch.Tensor
     items: torch.Tensor
     tiling: PrefillTiling
-
-
-@triton.jit
-def _walk(
-    begin,
-    stop,
-    limit,
-    q_tile,
-    peak,
-    total,
-    result,
-    keys,
-    values,
-    table,
-    position,
-    scale,
-    soft_cap,
-    window,
-    stride_page,
-    STRIDE_TOKEN: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    factor = exponent_factor(scale, HAS_CAP)
-    for start in range(begin, stop, TILE):
-        page_offset, within = tile_places(table, start, limit, stride_page, STRIDE_TOKEN, PAGE, TILE)
-        k = load_tile(keys, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(q_tile.dtype)
-        scores = score_tile(q_tile, k, scale, soft_cap, HAS_CAP)
-        if MASKED:
-            token = (start + tl.arange(0, TILE))[None, :]
-            visible = (token <= position[:, None]) & (token < limit)
-            if HAS_WINDOW:
-                visible = visible & (token > position[:, None] - window)
-            scores = tl.where(visible, scores, float("-inf"))
-        v = load_tile(values, page_offset, within, start, limit, HEAD_DIM, DIM_BLOCK, PAGE, TILE, MASKED).to(
-            q_tile.dtype
-        )
-        peak, total, result = softmax_step(scores, factor, peak, total, result, v.to(q_tile.dtype), HAS_WINDOW)
-    return peak, total, result
 
 
 @triton.jit
@@ -164,14 +120,14 @@ def prefill_attention_kernel(
     else:
         # Keys up to the block's first query are visible to the whole block.
         stop = (prefix + block + 1) // TILE * TILE
-        peak, total, result = _walk(
+        peak, total, result = attend_tiles(
             begin, stop, limit, q_tile, peak, total, result, keys, values, table, position, scale, soft_cap, window,
-            stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, False,
+            stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, False, HAS_WINDOW,
         )  # fmt: skip
         begin = stop
-    peak, total, result = _walk(
+    peak, total, result = attend_tiles(
         begin, limit, limit, q_tile, peak, total, result, keys, values, table, position, scale, soft_cap, window,
-        stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, True,
+        stride_page, STRIDE_TOKEN, HEAD_DIM, DIM_BLOCK, PAGE, TILE, HAS_WINDOW, HAS_CAP, True, HAS_WINDOW,
     )  # fmt: skip
 
     result = result / tl.where(total == 0.0, 1.0, total)[:, None]

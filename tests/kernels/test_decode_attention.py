@@ -88,6 +88,28 @@ def test_several_queries_per_row_are_causal_among_themselves(device: torch.devic
     assert decode_error(case, queries_max=5) < TOLERANCE[torch.float32]
 
 
+def test_slices_on_a_long_prefix_see_all_of_it_and_their_own_past(device: torch.device) -> None:
+    """Splits before, across and behind the row's first query; rows whose length is no multiple of a tile."""
+    case = paged_case(
+        [150, 97, 64, 33], [16, 16, 7, 16], heads=8, kv_heads=2, dim=64, block=16, dtype=torch.float32, device=device
+    )
+    tiling = DecodeTiling(tile=16, num_warps=4, num_stages=3, programs_per_sm=8, chunk_one_wave_max=32)
+    assert decode_error(case, queries_max=16, tiling=tiling) < TOLERANCE[torch.float32]
+    assert decode_error(case, queries_max=16, soft_cap=0.7, tiling=tiling) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("heads", [2, 10])
+def test_many_rows_are_merged_in_blocks_of_heads(heads: int, device: torch.device) -> None:
+    """More rows than `combine_blocks` takes for few, fewer and more heads than a block, with one to seven splits."""
+    lengths = [1, 15, 16, 17, 33, 100, 112, *range(20, 32)]
+    case = paged_case(
+        lengths, [1] * len(lengths), heads=heads, kv_heads=2, dim=64, block=16, dtype=torch.float32, device=device
+    )
+    assert len(lengths) > 16
+    tiling = DecodeTiling(tile=16, num_warps=2, num_stages=3, programs_per_sm=64, chunk_one_wave_max=16)
+    assert decode_error(case, tiling=tiling) < TOLERANCE[torch.float32]
+
+
 def test_several_queries_with_a_window_shorter_than_a_split(device: torch.device) -> None:
     case = paged_case([300, 130], [4, 3], heads=4, kv_heads=2, dim=64, block=24, dtype=torch.float32, device=device)
     tiling = DecodeTiling(tile=16, num_warps=2, num_stages=3)
