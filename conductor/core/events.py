@@ -24,6 +24,7 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
     block_hashes: list[bytes]
     kv_root: bytes = b""
     priority: int = 0
+    tenant: str = ""
     deadline_us: int = 0
     """Left until the client's deadline, from now; 0: none."""
 
