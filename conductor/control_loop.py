@@ -235,5 +235,6 @@ def _arrival(request: RoutedRequest) -> RequestArrived:
         block_hashes=request.block_hashes,
         kv_root=request.kv_root,
         priority=request.priority,
+        tenant=request.tenant,
         deadline_us=request.deadline_ms * 1000,
     )
