@@ -8,6 +8,8 @@ Two kernels: `partial_argmax` reduces one slice of the vocabulary per program, `
 `finish` appends the token to its row of the token table, moves the place's position on by one, and puts the token into
 `results` int32 [batch]: -1 for padding, which touches nothing else, and where the best logit was not finite or any was
 NaN (the row's token is then 0, so that a step that is already queued behind still reads a valid id).
+
+Rows with penalties, biases, filters or log-probabilities are served between the two by `general_sampling`.
 """
 
 from __future__ import annotations
@@ -20,37 +22,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from segue_kernels.decode_state import Places
+from segue_kernels.general_sampling import GeneralSampling, choose_general
 from segue_kernels.gumbel import gumbel_noise
+from segue_kernels.noise import approximate_gumbel, better, first_best, gumbel, noise_row
 from segue_kernels.programmatic_launch import launch_options
 
 SLICE = 1024
 """Vocabulary entries per program and step of its loop."""
-
-
-@triton.jit
-def mix(x):
-    """Murmur3's 32-bit finaliser on uint32."""
-    x = x ^ (x >> 16)
-    x = x * 0x85EBCA6B
-    x = x ^ (x >> 13)
-    x = x * 0xC2B2AE35
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def gumbel(seed_low, seed_high, position, index):
-    """`gumbel_noise` of one (seed, position) at vocabulary indices `index`; every word uint32."""
-    row = mix(mix(mix(seed_low ^ 0x9E3779B9) ^ seed_high) ^ position)
-    word = mix(mix(row + index * 0x9E3779B1) ^ row)
-    uniform = ((word >> 9).to(tl.float64) + 0.5) * 1.1920928955078125e-07
-    return (-tl.log(-tl.log(uniform))).to(tl.float32)
-
-
-@triton.jit
-def better(value, index, other_value, other_index):
-    """The larger value; among equals the lower index."""
-    take = (other_value > value) | ((other_value == value) & (other_index < index))
-    return tl.where(take, other_value, value), tl.where(take, other_index, index)
 
 
 @triton.jit
@@ -60,14 +38,17 @@ def partial_argmax_kernel(
     positions_ptr,
     temperatures_ptr,
     seeds_ptr,
+    table_ptr,
     values_ptr,
     indices_ptr,
     invalid_ptr,
     vocab_size,
     logits_stride,
     seeds_stride,
+    table_stride,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     place = tl.program_id(0)
@@ -78,24 +59,36 @@ def partial_argmax_kernel(
         gdc_wait()
     row = tl.load(rows_ptr + place)
     if row >= 0:
+        general = 0
+        if HAS_TABLE:
+            general = tl.load(table_ptr + row.to(tl.int64) * table_stride)
         temperature = tl.load(temperatures_ptr + place)
         low = tl.load(seeds_ptr + place).to(tl.uint32, bitcast=True)
         high = tl.load(seeds_ptr + seeds_stride + place).to(tl.uint32, bitcast=True)
         position = (tl.load(positions_ptr + place) + 1).to(tl.uint32, bitcast=True)
+        word = noise_row(low, high, position)
         best = tl.full([BLOCK], float("-inf"), tl.float32)
         best_index = tl.full([BLOCK], 2147483647, tl.int32)
         invalid = tl.zeros([BLOCK], tl.int32)
-        for step in range(STEPS):
+        # Rows of the general sampler leave nothing here: it puts its choice into the first part.
+        for step in range(tl.where(general == 0, STEPS, 0)):
             index = (part * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
             inside = index < vocab_size
             source = logits_ptr + place.to(tl.int64) * logits_stride + index
             score = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
             invalid |= (score != score).to(tl.int32)
+            id_or_none = tl.where(inside, index, 2147483647)
             if temperature > 0:
-                noise = gumbel(low, high, position, index.to(tl.uint32))
-                score = tl.div_rn(score, temperature) + noise
-            best, best_index = better(best, best_index, score, tl.where(inside, index, 2147483647))
-        value, index = tl.reduce((best, best_index), 0, better)
+                score = tl.div_rn(score, temperature)
+                highest = tl.max(best, 0)
+                rough = tl.max(score + approximate_gumbel(word, index.to(tl.uint32)), 0)
+                # Exact noise, five times as dear, only where it can win.
+                if rough + 0.01 >= highest - tl.abs(highest) * 1e-6:
+                    score += gumbel(word, index.to(tl.uint32))
+                    best, best_index = better(best, best_index, score, id_or_none)
+            else:
+                best, best_index = better(best, best_index, score, id_or_none)
+        value, index = first_best(best, best_index)
         tl.store(values_ptr + place * parts + part, value)
         tl.store(indices_ptr + place * parts + part, index)
         tl.store(invalid_ptr + place * parts + part, tl.max(invalid, axis=0))
@@ -127,7 +120,7 @@ def finish_kernel(
         values = tl.load(values_ptr + place * parts + part, mask=inside, other=float("-inf"))
         indices = tl.load(indices_ptr + place * parts + part, mask=inside, other=2147483647)
         invalid = tl.load(invalid_ptr + place * parts + part, mask=inside, other=0)
-        value, index = tl.reduce((values, indices), 0, better)
+        value, index = first_best(values, indices)
         failed = (tl.max(invalid, axis=0) > 0) | (tl.abs(value) == float("inf"))
         token = tl.where(failed, -1, index)
         position = tl.load(positions_ptr + place) + 1
@@ -162,10 +155,11 @@ def sample(
     scratch: SampleScratch,
     vocab_size: int,
     *,
+    general: GeneralSampling | None = None,
     pdl: bool = False,
 ) -> None:
     """Sample for every place from `logits` [batch, >= vocab_size] (float32 or bfloat16) into the token table `tokens`
-    int64 [rows, positions_max]; see the module."""
+    int64 [rows, positions_max]; see the module. Without `general` every row is taken for a plain one."""
     batch = places.rows.shape[0]
     steps = 1 if batch < 8 else 4
     parts = triton.cdiv(vocab_size, SLICE * steps)
@@ -176,18 +170,24 @@ def sample(
         places.positions,
         places.temperatures,
         places.seeds,
+        places.rows if general is None else general.table.words,
         scratch.values,
         scratch.indices,
         scratch.invalid,
         vocab_size,
         logits.stride(0),
         places.seeds.stride(0),
+        0 if general is None else general.table.words.stride(0),
         BLOCK=SLICE,
         STEPS=steps,
+        HAS_TABLE=general is not None,
         PDL=pdl,
         num_warps=4,
         **options,
     )
+    if general is not None:
+        first_parts = (scratch.values, scratch.indices, scratch.invalid)
+        choose_general(logits, places, general, first_parts, parts, vocab_size, pdl=pdl)
     finish_kernel[(batch,)](
         scratch.values,
         scratch.indices,
