@@ -24,6 +24,7 @@ from conductor.gateway.server import SERVICE_NAMES, Gateway, build_gateway
 from conductor.http_server import HttpServer
 from conductor.recording import Recorder
 from conductor.registry import Registry
+from conductor.rpc_pools import PoolControlService
 from conductor.rpc_server import RpcServer
 from conductor.rpc_workers import SERVICE_NAME, WorkerControlService
 from kvstore.events_zmq import EventSubscriber
@@ -58,6 +59,9 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
         endpoints = _bind(config, rpc, http)
         rpc.add_worker_control(workers)
         gateway.add_to(rpc.server)
+        pools = PoolControlService(workers.ended)
+        pools.add_to(rpc.server)
+        gateway.add_scaling(rpc.server, pools)
         await gateway.start(endpoints.grpc)
         await rpc.start((*SERVICE_NAMES, SERVICE_NAME))
         parts = [

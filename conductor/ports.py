@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ from segue.kv_events import LoadReport
 from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 from segue.plan import TokenLogprobs
+from segue.pool_messages import InstanceChange, ScaleDone
 from segue.sampling_params import SamplingParams
 
 
@@ -82,6 +84,14 @@ class ConductorPort(Protocol):
         """The gateway reached the terminal state: release whatever the cluster still holds. Idempotent."""
 
     def cluster(self) -> ClusterView: ...
+
+
+class PoolPort(Protocol):
+    """Who starts and ends instances."""
+
+    def scale(self, pool: str, instances: int) -> AsyncIterator[InstanceChange | ScaleDone]:
+        """What happens until `pool` has so many instances; ScaleDone is the last. Raises RequestError when it cannot be
+        done, or when nobody is there to do it."""
 
 
 class GatewayPort(Protocol):

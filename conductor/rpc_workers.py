@@ -40,6 +40,9 @@ REGISTER_S_MAX = 10.0
 """A stream that does not say who it is (or does not send the card it was asked for) in this time is closed."""
 
 
+PROCESS_ENDED = "its process has ended"
+
+
 class ProtocolBroken(SegueError):
     """The peer sent what this stream does not allow."""
 
@@ -135,6 +138,14 @@ class WorkerControlService:
                 session = self._sessions[ref]
                 session.close(reason)
                 self._leave(session, reason)
+
+    def ended(self, uuid: str, pid: int) -> None:
+        """Its process is no more, says who started it: its stream need not be waited for."""
+        ref = self._registry.present(uuid)
+        session = None if ref is None else self._sessions.get(ref)
+        if session is not None and session.manifest is not None and session.manifest.pid == pid:
+            session.close(PROCESS_ENDED)
+            self._leave(session, PROCESS_ENDED)
 
     def close(self, reason: str) -> None:
         """End every stream: the Conductor shuts down."""

@@ -1,4 +1,4 @@
-"""`segue generate`, `segue chat` and `segue status`: clients of a running cluster."""
+"""`segue generate`, `chat`, `status` and `scale`: clients of a running cluster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from launcher.client_view import cluster_table, summary_line
+from launcher.client_view import cluster_table, scale_line, summary_line
 from launcher.rpc_client import ClientError, Finished, SegueClient, Text, Turn
+from segue.pool_messages import InstanceChange, InstanceState
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
@@ -35,10 +36,11 @@ QUIT = ("/quit", "/exit")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the three commands to `app`."""
+    """Add the commands to `app`."""
     app.command()(generate)
     app.command()(chat)
     app.command()(status)
+    app.command()(scale)
 
 
 def generate(
@@ -95,6 +97,20 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
     """Instances, their load and their pages."""
     with connected(address) as client:
         Console().print(cluster_table(client.cluster()))
+
+
+def scale(
+    pool: Annotated[str, typer.Argument(help="prefill or decode.")],
+    instances: Annotated[int, typer.Argument(min=0, help="How many the pool shall have.")],
+    address: Address = DEFAULT_ADDRESS,
+) -> None:
+    """Give a pool of the running cluster another size; what runs goes on. Ctrl-C ends the watching, not the scaling."""
+    failed = False
+    with connected(address) as client:
+        for event in client.scale(pool, instances):
+            failed = failed or (isinstance(event, InstanceChange) and event.state is InstanceState.FAILED)
+            typer.echo(scale_line(pool, event))
+    raise typer.Exit(1 if failed else 0)
 
 
 @contextmanager

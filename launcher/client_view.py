@@ -5,6 +5,15 @@ from __future__ import annotations
 from rich.table import Table
 
 from launcher.rpc_client import Cluster, Finished, Instance
+from segue.pool_messages import InstanceChange, InstanceState, ScaleDone
+
+SCALE_WORDS = {
+    InstanceState.STARTING: "starts",
+    InstanceState.READY: "is ready",
+    InstanceState.DRAINING: "drains",
+    InstanceState.GONE: "is gone",
+    InstanceState.FAILED: "failed and is given up",
+}
 
 
 def summary_line(finished: Finished) -> str:
@@ -21,6 +30,16 @@ def summary_line(finished: Finished) -> str:
     if finished.attempts > 1:
         parts.append(f"{finished.attempts} attempts")
     return " | ".join(parts)
+
+
+def scale_line(pool: str, event: InstanceChange | ScaleDone) -> str:
+    match event:
+        case ScaleDone(instances=count):
+            return f"{count} {pool} {'instance serves' if count == 1 else 'instances serve'}"
+        case InstanceChange(reason=""):
+            return f"{event.name} {SCALE_WORDS[event.state]}"
+        case InstanceChange():
+            return f"{event.name} {SCALE_WORDS[event.state]}: {event.reason}"
 
 
 def cluster_table(cluster: Cluster) -> Table:

@@ -85,8 +85,7 @@ class Cluster:
         )
         pool = self._start_pool(workers)
         self._await_model(endpoints)
-        roles = {worker.name: worker.role for worker in workers}
-        self._tender = Tender(pool, roles, endpoints.grpc, self._progress.say)
+        self._tender = Tender(pool, workers, endpoints.grpc, self._progress.say)
         return endpoints
 
     def _start_front(self) -> Endpoints:

@@ -114,7 +114,7 @@ def plan_workers(
     model = msgspec.structs.replace(config.model, name=served_name(config.model))
     return [
         WorkerConfig(
-            uuid=uuid.uuid5(INSTANCE_NAMESPACE, f"{cluster}/{name}").hex,
+            uuid=instance_uuid(cluster, name),
             name=name,
             role=role,
             model=model,
@@ -126,6 +126,29 @@ def plan_workers(
         )
         for slot, (name, role) in enumerate(zip(_names(roles), roles, strict=True))
     ]
+
+
+def instance_uuid(cluster: str, name: str) -> str:
+    return uuid.uuid5(INSTANCE_NAMESPACE, f"{cluster}/{name}").hex
+
+
+def plan_another(template: WorkerConfig, name: str) -> WorkerConfig:
+    """The config of one more instance of the template's role, like it in everything but its name."""
+    return msgspec.structs.replace(template, uuid=instance_uuid(template.shm_prefix, name), name=name)
+
+
+def shared_memory_refusal(template: WorkerConfig, count: int, shm_free_bytes: int) -> str:
+    """Why `count` more instances like `template` would not find room for their pages, or ""."""
+    scheduler, engine = template.scheduler, template.engine
+    if template.role is not Role.DECODE or scheduler.kv_connector == "tcp" or engine.pages:
+        return ""
+    needed, free = count * engine.kv_memory_bytes, int(shm_free_bytes * SHM_SHARE_MAX)
+    if needed <= free:
+        return ""
+    return (
+        f"{count} more decode instances take {engine.kv_memory_bytes >> 20} MiB each of /dev/shm and {free >> 20} MiB "
+        "may be taken; enlarge it, or start with a smaller --kv-memory"
+    )
 
 
 def _names(roles: list[Role]) -> list[str]:

@@ -29,7 +29,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_host_facts() -> HostFacts:
-    return HostFacts(cores=_cores(), shm_free_bytes=_shm_free_bytes(), gpus=read_gpus() if _torch_has_cuda() else ())
+    return HostFacts(
+        cores=_cores(), shm_free_bytes=shared_memory_free_bytes(), gpus=read_gpus() if _torch_has_cuda() else ()
+    )
 
 
 def _torch_has_cuda() -> bool:
@@ -48,7 +50,7 @@ def _cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def _shm_free_bytes() -> int:
+def shared_memory_free_bytes() -> int:
     return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
 
 

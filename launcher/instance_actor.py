@@ -1,4 +1,4 @@
-"""The actor class of one instance: runs a worker's `run` and lets it be stopped. Knows nothing of Ray itself."""
+"""The actor class of one instance: runs a worker's `run`; lets it be drained and stopped. Knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class InstanceActor:
-    """Needs three threads of concurrency: `run` and `wait_ready` block, `stop` must still get through.
+    """Needs three threads of concurrency: `run` and `wait_ready` block, `drain` and `stop` must still get through.
 
     stdout and stderr go to `log`, where the launcher looks when the instance dies.
     """
@@ -27,11 +27,13 @@ class InstanceActor:
         self._module = module
         self._config = msgspec.json.decode(config, type=WorkerConfig)
         self._stop = threading.Event()
+        self._drain = threading.Event()
         self._ready = threading.Event()
 
     def run(self) -> None:
-        """Serve until `stop`; an exception of the worker is the caller's to see."""
-        importlib.import_module(self._module).run(self._config, self._stop, self._on_ready)
+        """Serve until `stop`, or until everything has ended after `drain`; an exception of the worker is the caller's
+        to see."""
+        importlib.import_module(self._module).run(self._config, self._stop, self._on_ready, drain=self._drain)
 
     def _on_ready(self, *_: Any) -> None:
         self._ready.set()
@@ -40,6 +42,9 @@ class InstanceActor:
         """The process id, once the instance serves."""
         self._ready.wait()
         return os.getpid()
+
+    def drain(self) -> None:
+        self._drain.set()
 
     def stop(self) -> None:
         self._stop.set()

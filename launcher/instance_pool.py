@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from segue.config import WorkerConfig
+
 
 class Death(msgspec.Struct, frozen=True):
     """A part of the cluster that ended although nobody asked it to."""
@@ -31,6 +33,18 @@ class InstancePool(Protocol):
 
     def restart(self, name: str) -> None:
         """Start a dead instance again in its slot, after what its last process left behind is removed."""
+
+    def add(self, worker: WorkerConfig) -> None:
+        """Start one more instance, in a slot of its own."""
+
+    def retire(self, name: str) -> None:
+        """Tell an instance to end what it runs and to leave; then it is among the dead."""
+
+    def remove(self, name: str) -> None:
+        """Forget a dead instance and its slot, after what its last process left behind is removed."""
+
+    def pid(self, name: str) -> int | None:
+        """Of the instance's present or last process; None before it has registered."""
 
     def stop(self) -> None:
         """End every instance: ask, wait, then kill. Safe after a failed `start`, and when called twice."""

@@ -149,10 +149,10 @@ class LocalProcesses:
         self._children[name] = ChildProcess(name, module, worker, logs=self._logs, environment=environment)
 
     def ready(self) -> set[str]:
-        return {child.name for child in self._children.values() if child.ready() is not None}
+        return {child.name for child in list(self._children.values()) if child.ready() is not None}
 
     def deaths(self) -> list[Death]:
-        return [death for child in self._children.values() if (death := child.death())]
+        return [death for child in list(self._children.values()) if (death := child.death())]
 
     def pid(self, name: str) -> int:
         return self._children[name].pid
@@ -163,6 +163,17 @@ class LocalProcesses:
     def restart(self, name: str) -> None:
         clear_slot(self._workers[name])
         self._start_child(name)
+
+    def add(self, worker: WorkerConfig) -> None:
+        self._workers[worker.name] = worker
+        self._start_child(worker.name)
+
+    def retire(self, name: str) -> None:
+        self._children[name].send(signal.SIGTERM)
+
+    def remove(self, name: str) -> None:
+        del self._children[name]
+        clear_slot(self._workers.pop(name))
 
     def stop(self) -> None:
         """SIGINT: at once, where SIGTERM would let requests end."""

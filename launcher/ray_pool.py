@@ -24,6 +24,7 @@ from launcher.instance_pool import Death
 from launcher.processes import STOP_SECONDS_MAX, log_tail
 from launcher.runtime_dir import clear_slot
 from segue.config import WorkerConfig
+from segue.limits import INSTANCES_MAX
 
 NODE_ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; another loopback address is kept."""
@@ -65,7 +66,7 @@ class RayPool:
             _system_config=SYSTEM_CONFIG,
             num_cpus=len(self._workers),
             num_gpus=0,
-            resources={INSTANCE_RESOURCE: len(self._workers)},
+            resources={INSTANCE_RESOURCE: INSTANCES_MAX},
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
@@ -100,15 +101,35 @@ class RayPool:
 
     def kill(self, name: str) -> None:
         """By the operating system: Ray asks the process itself to end, and one that hangs does not listen."""
-        if name in self.ready():
+        pid = self.pid(name)
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(ray.get(self._announcements[name]), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def restart(self, name: str) -> None:
         """A new actor: Ray's own restarts know neither a back-off nor a process that hangs."""
         ray.kill(self._actors[name])
         clear_slot(self._workers[name])
         self._start_actor(name, self._workers[name])
+
+    def add(self, worker: WorkerConfig) -> None:
+        self._workers[worker.name] = worker
+        self._start_actor(worker.name, worker)
+
+    def retire(self, name: str) -> None:
+        self._actors[name].drain.remote()
+
+    def remove(self, name: str) -> None:
+        ray.kill(self._actors.pop(name))
+        del self._runs[name], self._announcements[name]
+        clear_slot(self._workers.pop(name))
+
+    def pid(self, name: str) -> int | None:
+        announced = self._announcements[name]
+        try:
+            return int(ray.get(announced)) if _resolved(announced) else None
+        except ray.exceptions.RayError:
+            return None
 
     def stop(self) -> None:
         if not ray.is_initialized():

@@ -8,7 +8,9 @@ from typing import Any
 
 import grpc
 import msgspec
-from segue_proto.v1 import inference_pb2, inference_pb2_grpc
+from segue_proto.v1 import cluster_pb2, cluster_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from segue.pool_messages import InstanceChange, InstanceState, ScaleDone
 
 CONNECT_S_MAX = 5.0
 MESSAGE_BYTES_MAX = 64 << 20
@@ -160,6 +162,21 @@ class SegueClient:
             requests_live=view.requests_live,
             version=view.version,
         )
+
+    def scale(self, pool: str, instances: int) -> Iterator[InstanceChange | ScaleDone]:
+        """What happens until the pool has so many instances; ScaleDone is the last."""
+        stub = cluster_pb2_grpc.ClusterStub(self._channel)
+        call = stub.Scale(cluster_pb2.ScaleRequest(pool=pool, instances=instances))
+        try:
+            for event in call:
+                if event.WhichOneof("event") == "done":
+                    yield ScaleDone(event.done.instances)
+                else:
+                    yield InstanceChange(event.change.name, InstanceState(event.change.state), event.change.reason)
+        except grpc.RpcError as error:
+            raise _client_error(error) from error
+        finally:
+            call.cancel()
 
 
 def _finished(message: inference_pb2.Finished) -> Finished:

@@ -26,8 +26,12 @@ class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Young deaths in a row: about 15 s of attempts, beside what starting takes."""
 
 
+RETIRE_MARGIN_US = 25_000_000
+"""A retired instance ends by itself soon after its time to drain is over; one that has not by then hangs."""
+
+
 class _Slot:
-    __slots__ = ("deaths", "given_up", "ready_us", "start_us")
+    __slots__ = ("deaths", "given_up", "ready_us", "retire_until_us", "start_us")
 
     def __init__(self) -> None:
         self.deaths = 0
@@ -35,19 +39,48 @@ class _Slot:
         self.ready_us: int | None = None
         self.start_us: int | None = None
         """When it is to be started again; None while its process runs."""
+        self.retire_until_us: int | None = None
+        """Set when it is to leave: it is not started again, and killed when it still runs then."""
 
 
 class Supervisor:
-    """The slots of one cluster. `died` and `ready` may be said again and again, as a poll finds them."""
+    """The slots of one cluster, which may grow and shrink. `died` and `ready` may be said again and again, as a poll
+    finds them."""
 
     def __init__(self, roles: Mapping[str, Role], limits: RestartLimits | None = None) -> None:
         self._roles = dict(roles)
         self._limits = limits or RestartLimits()
         self._slots = {name: _Slot() for name in roles}
 
+    def add(self, name: str, role: Role) -> None:
+        """Its first process was started."""
+        self._roles[name], self._slots[name] = role, _Slot()
+
+    def retire(self, name: str, now_us: int, drain_us: int) -> bool:
+        """It was told to leave; False when no process of it runs."""
+        slot = self._slots[name]
+        slot.retire_until_us = now_us + drain_us + RETIRE_MARGIN_US
+        ran, slot.start_us = self._runs(name), None
+        return ran
+
+    def remove(self, name: str) -> None:
+        del self._roles[name], self._slots[name]
+
+    def retired(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that were told to leave."""
+        return [name for name in names if self._slots[name].retire_until_us is not None]
+
+    def overdue(self, now_us: int) -> list[str]:
+        """Retired instances that should be gone; each is named once."""
+        slots = self._slots.items()
+        late = [name for name, slot in slots if slot.retire_until_us is not None and slot.retire_until_us <= now_us]
+        for name in late:
+            self._slots[name].retire_until_us = now_us + RETIRE_MARGIN_US
+        return late
+
     def ready(self, names: Iterable[str], now_us: int) -> list[str]:
         """Those of `names` that were not known to serve."""
-        fresh = [name for name in names if self._runs(name) and self._slots[name].ready_us is None]
+        fresh = [name for name in names if self._awaits_ready(name)]
         for name in fresh:
             self._slots[name].ready_us = now_us
         return fresh
@@ -68,8 +101,8 @@ class Supervisor:
         return wait_us
 
     def awaited_deaths(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` whose death has not been taken note of."""
-        return [name for name in names if self._runs(name)]
+        """Those of `names` whose death was not asked for and has not been taken note of."""
+        return [name for name in names if self._runs(name) and self._slots[name].retire_until_us is None]
 
     def take_due(self, now_us: int) -> list[str]:
         """Slots to start now; they count as started."""
@@ -85,8 +118,13 @@ class Supervisor:
     @property
     def can_serve(self) -> bool:
         """Whether what is left can serve a request: decode instances without a prefill instance prefill themselves."""
-        left = {self._roles[name] for name, slot in self._slots.items() if not slot.given_up}
+        slots = self._slots.items()
+        left = {self._roles[name] for name, slot in slots if not slot.given_up and slot.retire_until_us is None}
         return bool(left & {Role.DECODE, Role.AGGREGATED})
+
+    def _awaits_ready(self, name: str) -> bool:
+        slot = self._slots[name]
+        return self._runs(name) and slot.ready_us is None and slot.retire_until_us is None
 
     def _runs(self, name: str) -> bool:
         slot = self._slots[name]

@@ -10,7 +10,7 @@ import grpc
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from conductor.gateway import rpc_inference, rpc_tokens
+from conductor.gateway import rpc_cluster, rpc_inference, rpc_tokens
 from conductor.gateway.http_app import build_http_app
 from conductor.gateway.http_completions import CompletionsApi
 from conductor.gateway.http_service import ServiceApi
@@ -19,16 +19,17 @@ from conductor.gateway.metrics import ClusterCollector, RequestMetrics
 from conductor.gateway.model_catalog import ModelCatalog
 from conductor.gateway.openai_fields import FieldPolicy
 from conductor.gateway.request_table import RequestTable
+from conductor.gateway.rpc_cluster import ClusterService
 from conductor.gateway.rpc_inference import InferenceService
 from conductor.gateway.rpc_tokens import TokenLinkService
 from conductor.gateway.wall_clock import monotonic_us
-from conductor.ports import ConductorPort
+from conductor.ports import ConductorPort, PoolPort
 from segue.config import FrontConfig
 
 TOKENIZE_THREADS = 2
 """Long prompts are tokenised beside the event loop; more threads would only take cores from it."""
 
-SERVICE_NAMES = (rpc_inference.SERVICE_NAME, rpc_tokens.SERVICE_NAME)
+SERVICE_NAMES = (rpc_inference.SERVICE_NAME, rpc_cluster.SERVICE_NAME, rpc_tokens.SERVICE_NAME)
 """For reflection and health."""
 
 
@@ -42,8 +43,10 @@ class Gateway:
         tokens: TokenLinkService,
         http_app: FastAPI,
         pool: ThreadPoolExecutor,
+        metrics: RequestMetrics,
     ) -> None:
         self.table = table
+        self._metrics = metrics
         self.http_app = http_app
         self._inference = inference
         self._tokens = tokens
@@ -51,6 +54,10 @@ class Gateway:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self._inference.handlers(), self._tokens.handlers()))
+
+    def add_scaling(self, server: grpc.aio.Server, pools: PoolPort) -> None:
+        """Let operators change the sizes of the pools."""
+        server.add_generic_rpc_handlers((ClusterService(pools, self._metrics).handlers(),))
 
     async def start(self, address: str) -> None:
         """`address` (host:port) is where workers reach the gRPC server that this gateway was added to."""
@@ -78,4 +85,4 @@ def build_gateway(config: FrontConfig, conductor: ConductorPort, *, tenant_secre
         metrics,
     )
     inference = InferenceService(intake, conductor, metrics, own_version)
-    return Gateway(table, inference, TokenLinkService(table), http_app, pool)
+    return Gateway(table, inference, TokenLinkService(table), http_app, pool, metrics)

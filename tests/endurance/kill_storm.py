@@ -43,8 +43,7 @@ async def storm(
     report, calm, rng = StormReport(), asyncio.Event(), random.Random(seed)
     async with channel(cluster.grpc) as connection:
         stub = InferenceStub(connection)
-        clients = [_client(stub, random.Random(f"{seed}/{index}"), calm, report) for index in range(streams)]
-        running = [asyncio.create_task(client) for client in clients]
+        running = clients(stub, streams, rng, calm, report)
         await asyncio.sleep(0.5)
         for _ in range(kills):
             await _kill_one(cluster, rng)
@@ -53,6 +52,14 @@ async def storm(
         calm.set()
         await asyncio.gather(*running)
     return report
+
+
+def clients(
+    stub: object, streams: int, rng: random.Random, calm: asyncio.Event, report: StormReport
+) -> list[asyncio.Task[None]]:
+    """`streams` clients, each starting its next request when one is done, until it is calm."""
+    seeds = [rng.getrandbits(64) for _ in range(streams)]
+    return [asyncio.create_task(_client(stub, random.Random(seed), calm, report)) for seed in seeds]
 
 
 async def _kill_one(cluster: ToyCluster, rng: random.Random) -> None:

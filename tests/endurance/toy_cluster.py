@@ -105,8 +105,7 @@ class ToyCluster:
         self.pool = LocalProcesses(self.workers, logs=folder, modules=modules, environment=environment)
         self.pool.start()
         wait_for(lambda: len(self.pool.ready()) == len(roles))
-        roles_by_name = {worker.name: worker.role for worker in self.workers}
-        self.tender = Tender(self.pool, roles_by_name, self.grpc, self.said.append, limits)
+        self.tender = Tender(self.pool, self.workers, self.grpc, self.said.append, limits)
         self.ended: Death | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tend, name="tender")
