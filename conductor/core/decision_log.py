@@ -1,0 +1,120 @@
+"""Why each request went where it went, for `segue explain`: a bounded ring of decisions, and how right they were.
+
+An entry is opened when an attempt is placed or rejected, and completed by what its outcomes reveal. Regret is actual
+less predicted time: positive when it took longer than predicted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from conductor.core.latency import Actual, Terms
+from segue.ids import AttemptRef
+
+DECISIONS_KEPT = 2_048
+"""Some 2 KB each: minutes of a busy cluster."""
+
+CANDIDATES_KEPT = 8
+
+REGRETS_KEPT = 1_024
+"""Regrets that wait to be collected as metrics; past it the oldest are dropped."""
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate, as it was ranked."""
+
+    prefill: str
+    """Instance name; empty: the decode instance prefills."""
+    decode: str
+    source: str
+    """Where the prefix comes from, beyond what the computing instance holds; empty: nowhere."""
+    cost: float
+    """Of the routing policy, in its own unit; the least is tried first."""
+    tokens_compute: int
+    tokens_cached: int
+    terms: Terms | None
+    """None while nothing is known of the model's costs."""
+    verdict: str
+    """`chosen`, the objective that it would miss, or empty when it was not needed."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    key: AttemptRef
+    model: str
+    tenant: str
+    priority: int
+    tokens_known: int
+    decided_us: int
+    waited_us: int
+    decision: str
+    """`routed`, `rejected`."""
+    reason: str
+    candidates: tuple[Considered, ...]
+    candidates_total: int
+    actual: Actual = Actual()
+
+    @property
+    def chosen(self) -> Considered | None:
+        return next((each for each in self.candidates if each.verdict == "chosen"), None)
+
+
+class Regret(msgspec.Struct, frozen=True, kw_only=True):
+    """Actual less predicted, of one finished prediction."""
+
+    model: str
+    kind: str
+    """ttft, tpot."""
+    us: float
+
+
+class DecisionLog:
+    def __init__(self) -> None:
+        self._kept: OrderedDict[AttemptRef, Explanation] = OrderedDict()
+        self._regrets: list[Regret] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, explanation: Explanation) -> None:
+        self._kept[explanation.key] = explanation
+        self._kept.move_to_end(explanation.key)
+        if len(self._kept) > DECISIONS_KEPT:
+            self._kept.popitem(last=False)
+
+    def complete(self, key: AttemptRef, actual: Actual) -> None:
+        """Add what became known of the attempt; without effect when it is not kept (any more)."""
+        entry = self._kept.get(key)
+        if entry is None:
+            return
+        known = entry.actual
+        merged = Actual(
+            ttft_us=known.ttft_us or actual.ttft_us,
+            tpot_us=known.tpot_us or actual.tpot_us,
+            tokens_generated=max(known.tokens_generated, actual.tokens_generated),
+        )
+        self._kept[key] = msgspec.structs.replace(entry, actual=merged)
+        terms = None if entry.chosen is None else entry.chosen.terms
+        if terms is not None:
+            self._regret(entry.model, "ttft", 0 if known.ttft_us else actual.ttft_us, terms.ttft_us)
+            self._regret(entry.model, "tpot", 0 if known.tpot_us else actual.tpot_us, terms.tpot_us)
+
+    def find(self, request_id: str) -> list[Explanation]:
+        """Every kept attempt of a request, the oldest first. A gateway's own suffix (`id~...`) may be left out."""
+        return [
+            entry
+            for key, entry in self._kept.items()
+            if key.request_id == request_id or key.request_id.rpartition("~")[0] == request_id
+        ]
+
+    def take_regrets(self) -> Sequence[Regret]:
+        """Those since the last call."""
+        regrets, self._regrets = self._regrets, []
+        return regrets
+
+    def _regret(self, model: str, kind: str, actual_us: float, predicted_us: float) -> None:
+        if actual_us > 0:
+            self._regrets.append(Regret(model=model, kind=kind, us=actual_us - predicted_us))
+            del self._regrets[:-REGRETS_KEPT]
