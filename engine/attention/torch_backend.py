@@ -6,6 +6,11 @@ after which attention is dense. Row indices are made once per step; a layer only
 
 Decode pads rows to one length; a page may hold leftovers of its previous owner behind a row's end (NaN, even), so
 padded V is zeroed and padded scores are masked rather than trusted.
+
+Prefill takes its queries in tiles, each with the keys that it sees: the fused routine computes whole blocks of keys, so
+that one call for a chunk computes what lies above the diagonal too. The query heads of a kv-head are stacked into one
+matrix. A layer of SmolLM2, 512 tokens after 0 / 512 / 3584 on one AVX2 core: 24.4 / 54.1 / 209 ms in one call for the
+chunk, 16.2 / 42.6 / 198 in tiles.
 """
 
 from __future__ import annotations
@@ -21,6 +26,21 @@ from engine.attention.base import AttentionBatch, AttentionCapabilities, Attenti
 LENGTH_SLACK = 256
 """Tokens of padding that cost less than another pass for a group of its own."""
 
+QUERY_TILE = 64
+"""32 and 128 are up to 10 % slower after few and after many keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Neighbouring queries of one chunk and what they see."""
+
+    queries: slice
+    """Tokens of the batch."""
+    keys: slice
+    """Tokens of the gathered K/V."""
+    mask: torch.Tensor
+    """float32 [queries * group, keys], additive."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
@@ -30,13 +50,14 @@ class _Gather:
     """int64 [2 * rows * kv_heads * blocks]: row of the slice matrix at layer 0, K then V."""
     length: int
     """Tokens gathered per row (blocks * block_size, or exact for a single row)."""
-    mask: torch.Tensor | None
-    """float32, additive; decode [rows, 1, 1, length], prefill [queries, length]; None: everything is visible."""
+    mask: torch.Tensor | None = None
+    """Decode: float32 [rows, 1, 1, length], additive; None: everything is visible."""
     tail: tuple[torch.Tensor, torch.Tensor] | None = None
     """Decode: (row, token) of gathered tokens that are no row's own."""
-    causal: bool = False
     rows: torch.Tensor | None = None
     """Decode: int64 rows of this group; None: all."""
+    tiles: tuple[_Tile, ...] = ()
+    """Prefill: all queries of the row, in order."""
 
 
 @dataclass(slots=True)
@@ -81,9 +102,8 @@ class TorchBackend:
             for gather in gathers:
                 out[gather.rows] = self._decode(gather, layer, q[gather.rows], kv_pages, scale, soft_cap)
             return out
-        for row, gather in enumerate(gathers):
-            span = slice(plan.query_starts[row], plan.query_starts[row + 1])
-            out[span] = self._prefill(gather, layer, q[span], kv_pages, scale, soft_cap)
+        for gather in gathers:
+            self._prefill(gather, layer, q, kv_pages, scale, soft_cap, out)
         return out
 
     def _gathers(self, plan: TorchPlan, layers: int, window: int | None) -> list[_Gather]:
@@ -136,9 +156,34 @@ class TorchBackend:
         first_block = 0 if window is None else max(0, start - window + 1) // block_size
         blocks = plan.batch.block_tables[row : row + 1, first_block : -(-length // block_size)]
         first = first_block * block_size
-        causal = start == 0 and (window is None or window >= length)
-        mask = None if causal else visibility(start, queries, first, length, window, device)
-        return _Gather(slices=self._slices(blocks, layers), length=length - first, mask=mask, causal=causal)
+        return _Gather(
+            slices=self._slices(blocks, layers),
+            length=length - first,
+            tiles=self._tiles(plan.query_starts[row], queries, start - first, window, device),
+        )
+
+    def _tiles(
+        self, first_token: int, queries: int, before: int, window: int | None, device: torch.device
+    ) -> tuple[_Tile, ...]:
+        """`before`: gathered keys in front of the chunk. All tiles look at one mask, each at its own columns."""
+        starts = range(0, queries, QUERY_TILE)
+        columns_before = before + starts[-1]
+        visible = visibility(min(QUERY_TILE, queries), columns_before, window, device)
+        mask = visible.repeat_interleave(self.group, dim=0)
+        tiles = []
+        for start in starts:
+            count = min(QUERY_TILE, queries - start)
+            position = before + start
+            first_key = 0 if window is None else max(0, position - window + 1)
+            shift = columns_before - position
+            tiles.append(
+                _Tile(
+                    slice(first_token + start, first_token + start + count),
+                    slice(first_key, position + count),
+                    mask[: count * self.group, first_key + shift : position + count + shift],
+                )
+            )
+        return tuple(tiles)
 
     def _gathered(self, gather: _Gather, layer: int, kv_pages: torch.Tensor) -> torch.Tensor:
         """[2, rows, kv_heads, tokens, dim] of one layer; tokens are whole blocks."""
@@ -161,7 +206,7 @@ class TorchBackend:
         if gather.tail is not None:
             kv.permute(1, 3, 0, 2, 4).index_put_(gather.tail, kv.new_zeros(()))
         grouped = q.reshape(rows, self.shape.kv_heads, self.group, dim)
-        return attend(grouped, kv[0], kv[1], gather.mask, False, scale, soft_cap).reshape(rows, heads, dim)
+        return attend(grouped, kv[0], kv[1], gather.mask, scale, soft_cap).reshape(rows, heads, dim)
 
     def _prefill(
         self,
@@ -171,13 +216,17 @@ class TorchBackend:
         kv_pages: torch.Tensor,
         scale: float,
         soft_cap: float | None,
-    ) -> torch.Tensor:
-        queries, heads, dim = q.shape
-        kv = self._gathered(gather, layer, kv_pages)[:, 0, :, : gather.length].to(q.dtype)
-        grouped = q.view(queries, self.shape.kv_heads, self.group, dim).permute(2, 1, 0, 3)
-        keys, values = (part.expand(self.group, *part.shape) for part in kv)
-        out = attend(grouped, keys, values, gather.mask, gather.causal, scale, soft_cap)
-        return out.permute(2, 1, 0, 3).reshape(queries, heads, dim)
+        out: torch.Tensor,
+    ) -> None:
+        """Fills the row's part of `out`, which is like q."""
+        kv_heads, group, dim = self.shape.kv_heads, self.group, q.shape[-1]
+        kv = self._gathered(gather, layer, kv_pages)[:, :, :, : gather.length].to(q.dtype)
+        for tile in gather.tiles:
+            stacked = q[tile.queries].view(-1, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
+            keys, values = kv[:, :, :, tile.keys]
+            attended = attend(stacked, keys, values, tile.mask, scale, soft_cap)
+            by_query = attended.view(kv_heads, -1, group, dim).transpose(0, 1)
+            out[tile.queries].view(-1, kv_heads, group, dim).copy_(by_query)
 
 
 def rows_by_length(seq_lens: Sequence[int]) -> list[list[int]]:
@@ -192,12 +241,10 @@ def rows_by_length(seq_lens: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def visibility(
-    start: int, queries: int, first: int, length: int, window: int | None, device: torch.device
-) -> torch.Tensor:
-    """Additive mask float32 [queries, length - first]: query i stands at start + i, key j at first + j."""
-    key = torch.arange(first, length, device=device)[None, :]
-    query = torch.arange(start, start + queries, device=device)[:, None]
+def visibility(queries: int, before: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Additive mask float32 [queries, before + queries]: the first query stands behind `before` keys."""
+    key = torch.arange(before + queries, device=device)[None, :]
+    query = torch.arange(before, before + queries, device=device)[:, None]
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
@@ -209,7 +256,6 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    causal: bool,
     scale: float,
     soft_cap: float | None,
 ) -> torch.Tensor:
@@ -218,11 +264,9 @@ def attend(
     With a soft cap the scores are capped before the mask, which the fused routine cannot do."""
     if soft_cap is None:
         typed = None if mask is None else mask.to(q.dtype)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=typed, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=typed, scale=scale)
     scores = (q.float() @ keys.float().transpose(-1, -2)) * scale
     scores = soft_cap * torch.tanh(scores / soft_cap)
-    if causal:
-        mask = visibility(0, q.shape[-2], 0, keys.shape[-2], None, q.device)
     if mask is not None:
         scores = scores + mask
     return (torch.softmax(scores, dim=-1) @ values.float()).to(q.dtype)

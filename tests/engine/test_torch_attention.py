@@ -65,6 +65,7 @@ def run(seq_lens, query_lens, window, soft_cap):
         ([700, 3, 40, 690, 2], [1, 1, 1, 1, 1]),
         ([13], [13]),
         ([13, 8, 21], [5, 8, 1]),
+        ([150, 66], [131, 66]),
     ],
 )
 def test_equals_the_definition(seq_lens, query_lens, window, soft_cap):
