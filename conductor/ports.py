@@ -12,7 +12,7 @@ from segue.ids import InstanceRef
 from segue.kv_events import LoadReport
 from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 from segue.pool_messages import InstanceChange, ScaleDone
 from segue.sampling_params import SamplingParams
 
@@ -124,3 +124,4 @@ class ReceivedTokens(msgspec.Struct, frozen=True, kw_only=True):
     from_prefill: bool
     queue_us: int
     compute_us: int
+    scores: PromptScores | None = None

@@ -25,7 +25,10 @@ PROMPTS_PER_CALL_MAX = 128
 """`prompt` lists of the completions API fan out to one request each."""
 
 N_MAX = 16
-"""`n` choices share one prompt's pages; each needs a row of the batch."""
+"""`n` choices (and the `best_of` that they are the best of) share one prompt's pages; each needs a row of the batch."""
+
+SEQUENCES_PER_CALL_MAX = 256
+"""Prompts times choices of one call: they arrive at once, and a decode instance runs 64 to 256 rows for everybody."""
 
 STOP_STRINGS_MAX = 16
 STOP_STRING_BYTES_MAX = 256
@@ -38,6 +41,10 @@ LOGIT_BIAS_MAX = 1024
 
 LOGPROBS_MAX = 20
 """top_logprobs of OpenAI's API."""
+
+PROMPT_SCORES_MAX = 1 << 19
+"""Prompt tokens times (1 + `prompt_logprobs`) of one request, which a gateway holds until all are there: about 40 MB,
+and as much again as JSON. 25,000 tokens with 20 alternatives, 131,072 tokens with 3."""
 
 QUEUED_REQUESTS_MAX = 4096
 """Requests waiting in one Conductor; each holds its token ids (at most 4 MiB, typically under 32 KiB)."""

@@ -10,7 +10,7 @@ import msgspec
 from conductor.gateway.intake import Call, Intake, choice_seed
 from conductor.gateway.live_request import LiveRequest, raise_for
 from conductor.gateway.model_catalog import UsableModel
-from conductor.gateway.request_fields import CheckedRequest
+from conductor.gateway.request_fields import CheckedRequest, with_sampling
 from conductor.gateway.request_table import RequestTable
 from conductor.gateway.session_events import Emit, End, Summary
 from segue.errors import RequestError
@@ -23,27 +23,29 @@ class ChoicePiece(msgspec.Struct, frozen=True):
 
 
 class Choices:
-    """Indices follow OpenAI's order: all choices of the first prompt, then those of the second."""
+    """Indices follow OpenAI's order: all choices of the first prompt, then those of the second. The first choice of a
+    prompt brings the prompt's log-probabilities, where asked for, and the others wait for them."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._wake = asyncio.Event()
         self._lives: list[LiveRequest] = []
+        self._per_prompt = 1
 
     async def open(
         self, intake: Intake, model: UsableModel, call: Call, prompts: Sequence[CheckedRequest], n: int
     ) -> None:
         """All or none: an error of one ends those that were opened before."""
         single = len(prompts) * n == 1
+        self._per_prompt = n
         try:
             for prompt in prompts:
                 for choice in range(n):
                     index = len(self._lives)
                     request_id = call.request_id if single else f"{call.request_id}-{index}"
                     seed = choice_seed(prompt.sampling.seed, choice)
-                    checked = msgspec.structs.replace(
-                        prompt, sampling=msgspec.structs.replace(prompt.sampling, seed=seed)
-                    )
+                    scores = prompt.sampling.prompt_logprobs if choice == 0 else None
+                    checked = with_sampling(prompt, seed=seed, prompt_logprobs=scores)
                     own_call = msgspec.structs.replace(call, request_id=request_id)
                     self._lives.append(await intake.open(model, own_call, checked, self._wake))
         except RequestError as error:
@@ -56,6 +58,8 @@ class Choices:
         while running:
             ready = []
             for index, live in list(running.items()):
+                if self._lives[index - index % self._per_prompt].session.scores_due and index % self._per_prompt:
+                    continue
                 emit, end = live.take(), live.end
                 if emit is not None or end is not None:
                     ready.append(ChoicePiece(index, emit, end))

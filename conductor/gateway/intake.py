@@ -36,6 +36,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     arrived_us: int
     deadline_us: int = 0
     tenant: str = ""
+    prompt_only: bool = False
 
 
 class Intake:
@@ -90,6 +91,7 @@ class Intake:
             tokenized_us=max(self.table.now_us() - call.arrived_us, 1),
             deadline_us=call.deadline_us,
             tenant=call.tenant,
+            prompt_only=call.prompt_only,
         )
         text = model.codec.stream(
             checked.stops,

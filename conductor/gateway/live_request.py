@@ -8,7 +8,7 @@ from conductor.gateway.hash_chain import HashChain
 from conductor.gateway.session import Session
 from conductor.gateway.session_events import Emit, End
 from segue.errors import InternalError, SegueError
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 
 
 class LiveRequest:
@@ -29,6 +29,7 @@ class LiveRequest:
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._scores: PromptScores | None = None
 
     @property
     def request_id(self) -> str:
@@ -42,6 +43,7 @@ class LiveRequest:
     def put(self, emit: Emit) -> None:
         self._token_ids += emit.token_ids
         self._texts.append(emit.text)
+        self._scores = emit.scores or self._scores
         if emit.logprobs is not None:
             self._logprobs += emit.logprobs
 
@@ -50,8 +52,8 @@ class LiveRequest:
         if not self._token_ids and not self._texts:
             return None
         wants_logprobs = self.session.spec.sampling.logprobs is not None
-        emit = Emit(self._token_ids, "".join(self._texts), self._logprobs if wants_logprobs else None)
-        self._token_ids, self._texts, self._logprobs = [], [], []
+        emit = Emit(self._token_ids, "".join(self._texts), self._logprobs if wants_logprobs else None, self._scores)
+        self._token_ids, self._texts, self._logprobs, self._scores = [], [], [], None
         return emit
 
     async def next(self) -> Emit | None:

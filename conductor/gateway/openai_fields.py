@@ -47,6 +47,7 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -65,7 +66,18 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
 class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: Any
     logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
     add_special_tokens: bool = True
+
+    @property
+    def prompt_only(self) -> bool:
+        """OpenAI's way to score a text: nothing is generated, the prompt is echoed."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
 
 
 INERT = frozenset(
@@ -113,7 +125,6 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
             "echo",
             "use_beam_search",
             "include_stop_str_in_output",
-            "prompt_logprobs",
             "truncate_prompt_tokens",
             "allowed_token_ids",
             "bad_words",
@@ -174,12 +185,16 @@ def parse_completion(decoded: dict[str, Any], policy: FieldPolicy) -> Completion
     policy.check(decoded, CompletionRequest)
     request = convert(decoded, CompletionRequest)
     _check_stream_options(request)
+    if request.stream and (request.best_of or 1) > (request.n or 1):
+        raise InvalidField("best_of", "is only known at the end; it cannot be used with stream: true")
     return request
 
 
 def _check_stream_options(request: CommonRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options", "is only allowed with stream: true")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidField("prompt_logprobs", "has no place in a stream; leave out stream: true")
 
 
 def chat_sampling(request: ChatRequest) -> SamplingFields:
@@ -188,15 +203,24 @@ def chat_sampling(request: ChatRequest) -> SamplingFields:
         names["max_tokens"] = "max_completion_tokens"
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _sampling(request, max_tokens, logprobs, names)
+    return _sampling(request, max_tokens, logprobs, request.prompt_logprobs, names)
 
 
 def completion_sampling(request: CompletionRequest, prompt_name: str) -> SamplingFields:
-    return _sampling(request, request.max_tokens, request.logprobs, {"prompt": prompt_name})
+    """An echo with logprobs scores the prompt as `prompt_logprobs` does; a prompt alone takes one token, not shown."""
+    names, prompt_logprobs = {"prompt": prompt_name}, request.prompt_logprobs
+    if request.echoes_logprobs and (request.logprobs or 0) >= (prompt_logprobs or 0):
+        prompt_logprobs, names["prompt_logprobs"] = request.logprobs, "logprobs"
+    max_tokens = 1 if request.prompt_only else request.max_tokens
+    return _sampling(request, max_tokens, request.logprobs, prompt_logprobs, names)
 
 
 def _sampling(
-    request: CommonRequest, max_tokens: int | None, logprobs: int | None, names: dict[str, str]
+    request: CommonRequest,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    names: dict[str, str],
 ) -> SamplingFields:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     return SamplingFields(
@@ -215,6 +239,7 @@ def _sampling(
         stop=stop,
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         skip_special_tokens=request.skip_special_tokens,
         names=names,
     )

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from segue.sampling_params import SamplingParams
 
@@ -29,6 +30,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop: Sequence[str] | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     names: Mapping[str, str] = {}
 
@@ -49,6 +51,10 @@ class CheckedRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     stops: tuple[str, ...]
     skip_special_tokens: bool
+
+
+def with_sampling(checked: CheckedRequest, **changes: int | None) -> CheckedRequest:
+    return replace(checked, sampling=replace(checked.sampling, **changes))
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:

@@ -15,6 +15,8 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from conductor.gateway.hash_chain import HashChain
 from conductor.gateway.live_request import LiveRequest
 from conductor.gateway.metrics import RequestMetrics
@@ -148,7 +150,8 @@ class RequestTable:
                 case Emit():
                     since_us = now_us - live.emitted_us if live.emitted_us else None
                     self._metrics.tokens.emitted(live.session.spec.model, len(decision.token_ids), since_us)
-                    live.emitted_us = now_us
+                    if decision.token_ids:
+                        live.emitted_us = now_us
                     live.put(decision)
                     live.wake.set()
                 case Replan():
@@ -180,7 +183,8 @@ class RequestTable:
             self._step(live, Stopped(fault))
 
     def _routed(self, live: LiveRequest) -> RoutedRequest:
-        spec = live.session.spec
+        """A prompt that has to be scored is computed as a whole: nobody's cache makes its prefill shorter."""
+        spec, scores_due = live.session.spec, live.session.scores_due
         token_ids = spec.prompt_ids + pack_token_ids(live.session.generated)
         left_us = spec.deadline_us - self.now_us() if spec.deadline_us else 0
         return RoutedRequest(
@@ -190,8 +194,8 @@ class RequestTable:
             token_ids=token_ids,
             tokens_prompt=spec.tokens_prompt,
             hash_root=live.chain.root,
-            block_hashes=live.chain.over(token_ids),
-            sampling=spec.sampling,
+            block_hashes=[] if scores_due else live.chain.over(token_ids),
+            sampling=spec.sampling if scores_due else replace(spec.sampling, prompt_logprobs=None),
             gateway=self.address,
             tenant=spec.tenant,
             deadline_ms=max(left_us // 1000, 1) if spec.deadline_us else 0,

@@ -20,7 +20,7 @@ from conductor.gateway.model_catalog import UsableModel
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
 from conductor.gateway.rpc_status import Context, errors_to_status
-from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pb, finished_to_pb, started_to_pb
+from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
 from conductor.gateway.validate import check_request_id
 from conductor.ports import ConductorPort
 from segue import limits
@@ -43,6 +43,7 @@ _SCALARS = (
     "min_tokens",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
     "skip_special_tokens",
 )
 
@@ -72,7 +73,8 @@ class InferenceService:
             try:
                 yield serialize(started_to_pb(live.session.spec))
                 while (emit := await live.next()) is not None:
-                    yield serialize(emit_to_pb(emit, model.codec.token_text))
+                    for message in emit_to_pbs(emit, live.session.spec.prompt_ids, model.codec.token_text):
+                        yield serialize(message)
                 assert live.end is not None, "next() returns None only at the end"
                 yield serialize(finished_to_pb(live.session.summary(), live.end))
             finally:

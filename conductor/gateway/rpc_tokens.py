@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 
 import grpc
-from segue_proto.convert import FINISH_FROM_PB, cancel_to_pb, logprobs_from_pb, ref_from_pb
+from segue_proto.convert import FINISH_FROM_PB, cancel_to_pb, logprobs_from_pb, ref_from_pb, scores_from_pb
 from segue_proto.v1 import worker_pb2
 
 from conductor.gateway.request_table import RequestTable
@@ -129,4 +129,5 @@ def _received(ref: InstanceRef, instance: str, delta: worker_pb2.TokenDelta) -> 
         from_prefill=delta.from_prefill,
         queue_us=delta.queue_us,
         compute_us=delta.compute_us,
+        scores=scores_from_pb(delta.scores) if delta.HasField("scores") else None,
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from segue_proto.convert import FINISH_TO_PB
 from segue_proto.v1 import inference_pb2
 
+from conductor.gateway.openai_logprobs import scored_tokens
+from conductor.gateway.request_fields import unpack_token_ids
 from conductor.gateway.session_events import Emit, End, SessionSpec, Summary
 from conductor.ports import ClusterView, InstanceView
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
+
+PROMPT_TOKENS_PER_MESSAGE = 1024
+"""With 20 alternatives about 1 MB: gRPC clients take 4 MB unless told otherwise."""
 
 
 def started_to_pb(spec: SessionSpec) -> inference_pb2.GenerateResponse:
@@ -17,11 +22,33 @@ def started_to_pb(spec: SessionSpec) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(started=started)
 
 
-def emit_to_pb(emit: Emit, token_text: Callable[[int], str]) -> inference_pb2.GenerateResponse:
-    delta = inference_pb2.Delta(token_ids=emit.token_ids, text=emit.text)
-    for entry in emit.logprobs or ():
-        delta.logprobs.append(_logprobs_to_pb(entry, token_text))
-    return inference_pb2.GenerateResponse(delta=delta)
+def emit_to_pbs(
+    emit: Emit, prompt_ids: bytes, token_text: Callable[[int], str]
+) -> Iterator[inference_pb2.GenerateResponse]:
+    """What is said of the prompt, in pieces, then the delta. `prompt_ids` is little-endian u32."""
+    if emit.scores is not None:
+        yield from _scores_to_pbs(emit.scores, unpack_token_ids(prompt_ids), token_text)
+    if emit.token_ids or emit.text or emit.scores is None:
+        delta = inference_pb2.Delta(token_ids=emit.token_ids, text=emit.text)
+        for entry in emit.logprobs or ():
+            delta.logprobs.append(_logprobs_to_pb(entry, token_text))
+        yield inference_pb2.GenerateResponse(delta=delta)
+
+
+def _scores_to_pbs(
+    scores: PromptScores, prompt_ids: list[int], token_text: Callable[[int], str]
+) -> Iterator[inference_pb2.GenerateResponse]:
+    entries = scored_tokens(scores, scores.alternatives)
+    for start in range(1, len(entries), PROMPT_TOKENS_PER_MESSAGE):
+        message = inference_pb2.PromptLogprobs(position=start)
+        for position in range(start, min(start + PROMPT_TOKENS_PER_MESSAGE, len(entries))):
+            entry, token_id = entries[position], prompt_ids[position]
+            assert entry is not None, "only the first token has no entry"
+            view = _logprobs_to_pb(entry, token_text)
+            token = message.tokens.add(token_id=token_id, logprob=entry.logprob, rank=scores.ranks[position - 1])
+            token.text = token_text(token_id)
+            token.top.extend(view.top)
+        yield inference_pb2.GenerateResponse(prompt_logprobs=message)
 
 
 def _logprobs_to_pb(entry: TokenLogprobs, token_text: Callable[[int], str]) -> inference_pb2.TokenLogprobs:

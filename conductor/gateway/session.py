@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
+from conductor.gateway.prompt_score_log import PromptScoreLog
 from conductor.gateway.session_events import (
     AttemptFailed,
     Decision,
@@ -82,6 +83,9 @@ class Session:
         """Tokens when the present attempt was planned."""
         self._text = text
         self._log = TokenLog(spec.tokens_prompt, spec.tokens_prompt + spec.sampling.max_tokens)
+        alternatives = spec.sampling.prompt_logprobs
+        self._scores = None if alternatives is None else PromptScoreLog(spec.tokens_prompt, alternatives)
+        self._scores_told = self._scores is None
         self._finish: tuple[int, ReceivedTokens] | None = None
         self._gap_since_us: int | None = None
         self._times = dict.fromkeys(("routed", "prefill_started", "first_token", "handoff_complete", "finished"), 0)
@@ -92,6 +96,11 @@ class Session:
     @property
     def generated(self) -> Sequence[int]:
         return self._log.generated
+
+    @property
+    def scores_due(self) -> bool:
+        """Whether an attempt made now has to score the prompt."""
+        return self._scores is not None and not self._scores.is_complete
 
     def next_wakeup(self) -> int | None:
         """When `step` must be called even without an event."""
@@ -114,7 +123,7 @@ class Session:
         times = {f"{name}_us": at_us for name, at_us in self._times.items()}
         return Summary(
             tokens_prompt=self.spec.tokens_prompt,
-            tokens_generated=len(self._log.generated),
+            tokens_generated=0 if self.spec.prompt_only else len(self._log.generated),
             tokens_cached=self._tokens_cached,
             tokenized_us=self.spec.tokenized_us,
             queue_us=self._queue_us,
@@ -167,13 +176,30 @@ class Session:
         if received.token_ids:
             self._move(State.STREAMING)
             self._note_source(now_us, received)
+        scores, fault = self._take_scores(received)
+        if fault or (self.spec.prompt_only and received.token_ids):
+            return scores + (self._fail(now_us, fault) if fault else self._end(now_us, End("length")))
         wanted = self.spec.sampling.logprobs is not None
         if wanted and len(received.logprobs or ()) != len(received.token_ids):
             return self._fail(now_us, f"{received.instance} sent tokens without their log-probabilities")
         self._log.add(received.position, received.token_ids, received.logprobs if wanted else None)
         if received.finish:
             self._finish = (received.position + len(received.token_ids), received)
-        return self._advance(now_us)
+        return scores + self._advance(now_us)
+
+    def _take_scores(self, received: ReceivedTokens) -> tuple[list[Decision], str]:
+        """(what to tell of the prompt, what is wrong). Scores come before the first token, from the same instance."""
+        if self._scores is None or self._scores_told:
+            return [], ""
+        if received.scores is not None and (fault := self._scores.add(received.scores)):
+            return [], f"{received.instance}: {fault}"
+        if self._scores.is_complete:
+            self._scores_told = True
+            wants_logprobs = self.spec.sampling.logprobs is not None
+            return [Emit([], "", [] if wants_logprobs else None, self._scores.take())], ""
+        if received.token_ids and received.position == self._log.position_next:
+            return [], f"{received.instance} sent the first token before the prompt's log-probabilities"
+        return [], ""
 
     def _advance(self, now_us: int) -> list[Decision]:
         """Hand on every token that is ready; end where the request ends."""

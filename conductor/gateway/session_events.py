@@ -6,7 +6,7 @@ import msgspec
 
 from conductor.ports import Placement, ReceivedTokens
 from segue.errors import RequestError, SegueError
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 from segue.sampling_params import SamplingParams
 
 
@@ -23,6 +23,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When tokenising was done, in microseconds since the arrival."""
     deadline_us: int = 0
     tenant: str = ""
+    prompt_only: bool = False
+    """The client wants to hear of the prompt alone: the first sampled token ends the request, unseen and uncounted."""
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -58,11 +60,13 @@ Event = Submitted | Placed | AttemptFailed | Rejected | HandoffComplete | Stoppe
 
 
 class Emit(msgspec.Struct, frozen=True):
-    """New tokens and the text that became certain; `logprobs`, when asked for, has one entry for each token."""
+    """New tokens and the text that became certain; `logprobs`, when asked for, has one entry for each token. `scores`,
+    when asked for, come once, before the first token: all prompt tokens but the first."""
 
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] | None
+    scores: PromptScores | None = None
 
 
 class Replan(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from segue.kv_events import LoadReport
 from segue.kv_layout import KvLayout
 from segue.manifest import InstanceManifest, Role
 from segue.model_card import ModelCard
-from segue.plan import TokenLogprobs
+from segue.plan import PromptScores, TokenLogprobs
 
 PREFILL = InstanceRef("uuid-p0", 1)
 DECODE = InstanceRef("uuid-d0", 1)
@@ -96,6 +96,8 @@ class FakeConductor:
             return
         gateway.on_placed(request.request_id, request.attempt, Placement(prefill="p0", decode="d0"))
         steps = self._steps(request, script)
+        for received in scores_of(request):
+            self.deliver(received)
         for index, received in enumerate(steps):
             await asyncio.sleep(script.step_s)
             self.deliver(received)
@@ -138,6 +140,48 @@ class FakeConductor:
             queue_us=10,
             compute_us=20,
         )
+
+
+def pretended_scores(tokens_prompt: int, alternatives: int, position: int = 1) -> PromptScores:
+    """Of the tokens from `position` on: values that tell the positions apart."""
+    positions = range(position, tokens_prompt)
+    return PromptScores(
+        position=position,
+        alternatives=alternatives,
+        logprobs=[-at / 8 for at in positions],
+        ranks=[1 + at for at in positions],
+        top_ids=list(range(alternatives)) * len(positions),
+        top_logprobs=[-place / 4 for _ in positions for place in range(alternatives)],
+    )
+
+
+def scores_of(request: RoutedRequest) -> list[ReceivedTokens]:
+    """What a prefill instance says of a prompt that is to be scored: two chunks, the second one repeating a token."""
+    alternatives = request.sampling.prompt_logprobs
+    if alternatives is None:
+        return []
+    middle = 1 + request.tokens_prompt // 2
+    first = pretended_scores(middle, alternatives)
+    second = pretended_scores(request.tokens_prompt, alternatives, max(middle - 1, 1))
+    return [
+        ReceivedTokens(
+            ref=PREFILL,
+            instance="p0",
+            request_id=request.request_id,
+            attempt=request.attempt,
+            position=len(request.token_ids) // 4,
+            token_ids=[],
+            logprobs=None,
+            finish="",
+            error="",
+            tokens_cached=0,
+            from_prefill=True,
+            queue_us=0,
+            compute_us=0,
+            scores=scores,
+        )
+        for scores in (first, second)
+    ]
 
 
 def toy_served(card: ModelCard, max_model_len: int) -> ServedModel:

@@ -47,7 +47,8 @@ def validate(
         min_tokens=_min_tokens(fields, max_tokens),
         stop_token_ids=_stop_token_ids(fields, model),
         ignore_eos=bool(fields.ignore_eos),
-        logprobs=_logprobs(fields),
+        logprobs=_logprobs(fields, "logprobs"),
+        prompt_logprobs=_prompt_logprobs(fields, tokens_prompt),
     )
     return CheckedRequest(
         prompt_ids=pack_token_ids(prompt_ids),
@@ -101,12 +102,20 @@ def check_request_id(
         raise InvalidField(field, "holds characters that cannot be printed")
 
 
-def check_choices(n: int | None, field: str = "n") -> int:
-    if n is None:
-        return 1
-    if not 1 <= n <= limits.N_MAX:
-        raise InvalidField(field, f"is {n}, must be in 1 .. {limits.N_MAX}")
-    return n
+def check_choices(n: int | None, best_of: int | None, prompts: int) -> tuple[int, int]:
+    """(choices to answer with, choices to sample) of each prompt."""
+    answered = 1 if n is None else n
+    sampled = answered if best_of is None else best_of
+    if not 1 <= answered <= limits.N_MAX:
+        raise InvalidField("n", f"is {answered}, must be in 1 .. {limits.N_MAX}")
+    if not answered <= sampled <= limits.N_MAX:
+        raise InvalidField("best_of", f"is {sampled}, must be in {answered} (n) .. {limits.N_MAX}")
+    if prompts * sampled > limits.SEQUENCES_PER_CALL_MAX:
+        name, most = "n" if best_of is None else "best_of", limits.SEQUENCES_PER_CALL_MAX
+        raise InvalidField(
+            name, f"is {sampled}; {prompts} prompts make {prompts * sampled} sequences, at most {most} are allowed"
+        )
+    return answered, sampled
 
 
 def _number(
@@ -165,10 +174,21 @@ def _seed(fields: SamplingFields, drawn: int) -> int:
     return fields.seed & SEED_MASK
 
 
-def _logprobs(fields: SamplingFields) -> int | None:
-    value = fields.logprobs
+def _logprobs(fields: SamplingFields, field: str) -> int | None:
+    value: int | None = getattr(fields, field)
     if value is not None and not 0 <= value <= limits.LOGPROBS_MAX:
-        raise InvalidField(fields.name_of("logprobs"), f"is {value}, must be in 0 .. {limits.LOGPROBS_MAX}")
+        raise InvalidField(fields.name_of(field), f"is {value}, must be in 0 .. {limits.LOGPROBS_MAX}")
+    return value
+
+
+def _prompt_logprobs(fields: SamplingFields, tokens_prompt: int) -> int | None:
+    value = _logprobs(fields, "prompt_logprobs")
+    if value is not None and tokens_prompt * (value + 1) > limits.PROMPT_SCORES_MAX:
+        raise InvalidField(
+            fields.name_of("prompt_logprobs"),
+            f"is {value}; {tokens_prompt} prompt tokens with 1 + {value} log-probabilities each are more than the "
+            f"{limits.PROMPT_SCORES_MAX} that one request may ask for",
+        )
     return value
 
 

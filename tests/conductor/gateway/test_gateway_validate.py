@@ -112,7 +112,12 @@ def test_a_request_id_is_bounded_and_printable(request_id: str) -> None:
 @pytest.mark.parametrize("n", [0, -1, 17])
 def test_n_is_bounded(n: int) -> None:
     with pytest.raises(InvalidField, match=r"n: .* 1 \.\. 16"):
-        check_choices(n)
+        check_choices(n, None, 1)
+
+
+@pytest.mark.parametrize(("n", "best_of", "expected"), [(None, None, (1, 1)), (3, None, (3, 3)), (2, 5, (2, 5))])
+def test_choices_answered_and_sampled(n: int | None, best_of: int | None, expected: tuple[int, int]) -> None:
+    assert check_choices(n, best_of, 1) == expected
 
 
 def test_packed_ids_are_little_endian_u32() -> None:
