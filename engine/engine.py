@@ -196,9 +196,11 @@ def layer_ops(device: torch.device) -> LayerOps:
     """Fused kernels on a GPU. Imported here: a CPU engine needs no triton."""
     if device.type != "cuda":
         return TorchOps()
+    from segue_kernels.programmatic_launch import supports_pdl
+
     from engine.cuda.layer_ops import FusedOps
 
-    return FusedOps()
+    return FusedOps(pdl=supports_pdl(device))
 
 
 def graph_runner(

@@ -32,3 +32,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         out = torch.mm(weight, x.t()).t().contiguous()
         return out if bias is None else out.add_(bias)
     return F.linear(x, weight, bias)
+
+
+def linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`linear` without a bias, in float32; on a GPU straight from the accumulators, without a rounded copy between."""
+    if x.device.type == "cuda" and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return linear(x, weight).float()
+
+
+def add_linear(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """residual [tokens, out] += x W^T, within the product: one rounding, and a pass over memory less than apart."""
+    residual.addmm_(x, weight.t())

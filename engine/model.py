@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from engine.arch import ArchSpec
 from engine.attention.base import AttentionBackend, AttentionBatch
 from engine.layer_ops import LayerOps
-from engine.linear import linear
+from engine.linear import add_linear, linear, linear_float32
 from engine.parallel import Collectives, Mesh, NullCollectives, rank_shape
 from engine.parameters import LayerParameters, ModelParameters
 from engine.rope import rope_table
@@ -59,6 +59,8 @@ class DecoderModel:
         self.heads = rank_shape(spec, mesh or Mesh()).heads
         device = parameters.embed.device
         self.ropes = [rope_table(rope, spec.head_dim, positions_max, device) for rope in spec.ropes]
+        self.adds_in_product = device.type == "cuda" and collectives is None
+        """Residuals are added inside products; partial sums of a group must not be, and a CPU gains nothing."""
         self.embed_scale = torch.tensor(spec.embed_scale).to(parameters.embed.dtype).item()
 
     def forward(self, step: StepInput, kv_pages: torch.Tensor) -> torch.Tensor:
@@ -80,14 +82,16 @@ class DecoderModel:
         for index, layer in enumerate(self.parameters.layers):
             normed, residual = self._enter(pending, residual, layer.attention_norm)
             attended = self._attention(index, layer, normed, ropes, step, plans, kv_pages)
-            normed, residual = self._enter(self._post(attended, layer.attention_post_norm), residual, layer.mlp_norm)
-            pending = self._post(self._mlp(layer, normed), layer.mlp_post_norm)
+            pending = self._leave(attended, layer.o, layer.o_bias, layer.attention_post_norm, residual)
+            normed, residual = self._enter(pending, residual, layer.mlp_norm)
+            gated = self.ops.gated(linear(normed, layer.gate_up, layer.gate_up_bias), self.spec.activation)
+            pending = self._leave(gated, layer.down, layer.down_bias, layer.mlp_post_norm, residual)
         return residual if pending is None else residual.add_(pending)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and head: [rows, hidden] -> float32 [rows, vocab_rows]."""
         normed = self.ops.norm(hidden, self.parameters.final_norm, self.spec.norm_eps)
-        logits = linear(normed, self.parameters.lm_head).float()
+        logits = linear_float32(normed, self.parameters.lm_head)
         cap = self.spec.logit_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -99,8 +103,20 @@ class DecoderModel:
             return self.ops.norm(residual, weight, self.spec.norm_eps), residual
         return self.ops.add_norm(pending, residual, weight, self.spec.norm_eps)
 
-    def _post(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else self.ops.norm(x, weight, self.spec.norm_eps)
+    def _leave(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        post_norm: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """A sub-layer's last product: what it adds to the residual stream, or None where it is added already."""
+        if self.adds_in_product and bias is None and post_norm is None:
+            add_linear(residual, x, weight)
+            return None
+        out = self._reduced(x, weight, bias)
+        return out if post_norm is None else self.ops.norm(out, post_norm, self.spec.norm_eps)
 
     def _attention(
         self,
@@ -136,11 +152,7 @@ class DecoderModel:
                     )
                 )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self._reduced(attended.reshape(attended.shape[0], -1), layer.o, layer.o_bias)
-
-    def _mlp(self, layer: LayerParameters, normed: torch.Tensor) -> torch.Tensor:
-        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
-        return self._reduced(self.ops.gated(gate_up, self.spec.activation), layer.down, layer.down_bias)
+        return attended.reshape(attended.shape[0], -1)
 
     def _reduced(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """A row-parallel linear layer: partial sums are completed over the group before the bias is added."""

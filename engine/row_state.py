@@ -3,7 +3,7 @@
 A step's inputs are gathered on the device from (row, position), so the newest token never has to reach the host before
 the next step starts. The host knows only counts: how many tokens and pages each row has.
 
-Copies to a GPU do not wait for it: a wait here would be one for the step before, and undo running ahead.
+Copies to a GPU do not wait for it (see `upload`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.upload import upload
 from segue.errors import InternalError
 
 
@@ -33,11 +34,12 @@ class RowState:
         self.seq(row)
         self.seqs[row] = None
 
-    def start(self, row: int, seq: int, tokens: list[int], pages: list[int]) -> None:
+    def start(self, row: int, seq: int, tokens: list[int], pages: list[int], tokens_ready: int = 0) -> None:
+        """The first `tokens_ready` tokens have K/V already and will not be read: they stay on the host."""
         if self.seqs[row] is not None:
             raise InternalError(f"row {row} starts sequence {seq} while it holds {self.seqs[row]}")
         self.seqs[row] = seq
-        self.tokens[row, : len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int64), non_blocking=True)
+        self.tokens[row, tokens_ready : len(tokens)].copy_(upload(tokens[tokens_ready:], self.device))
         self.tokens_known[row], self.pages_known[row] = len(tokens), 0
         self.grow([(row, pages)])
 
@@ -49,8 +51,7 @@ class RowState:
             entries.extend((row, first + index, page) for index, page in enumerate(pages))
             self.pages_known[row] += len(pages)
         if entries:
-            packed = torch.from_numpy(np.array(entries, dtype=np.int64).T.copy())
-            packed = packed.to(self.device, non_blocking=True)
+            packed = upload(np.array(entries, dtype=np.int64).T, self.device)
             self.block_tables.index_put_((packed[0], packed[1]), packed[2].int())
 
     def append(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor, rows_host: list[int]) -> None:

@@ -19,6 +19,7 @@ from engine.model import StepInput
 from engine.row_state import RowState
 from engine.sampling_state import SampledTokens, SamplingState
 from engine.step_batch import build_step
+from engine.upload import upload
 from segue.errors import InternalError
 from segue.plan import BatchPlan, PlanResult, RowTokens, TokenLogprobs
 
@@ -104,12 +105,10 @@ class Runner:
         for row in plan.ends:
             self.state.end(row)
         if plan.copies:
-            sources, targets = (
-                torch.tensor(pages, device=self.state.device) for pages in zip(*plan.copies, strict=True)
-            )
+            sources, targets = (upload(pages, self.state.device) for pages in zip(*plan.copies, strict=True))
             self.kv_pages[targets] = self.kv_pages[sources]
         for start in plan.starts:
-            self.state.start(start.row, start.seq, start.tokens, start.pages)
+            self.state.start(start.row, start.seq, start.tokens, start.pages, start.tokens_ready)
             self.sampling.start(start.row, start.sampling, start.tokens, start.tokens_prompt)
         self.state.grow(plan.grows)
 

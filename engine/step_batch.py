@@ -12,6 +12,7 @@ import torch
 from engine.attention.base import AttentionBatch
 from engine.model import StepInput
 from engine.row_state import RowState
+from engine.upload import upload
 from segue.errors import InternalError
 from segue.plan import Chunk
 
@@ -45,21 +46,21 @@ def build_step(state: RowState, chunks: Sequence[Chunk], decodes: Sequence[int])
     positions_sampled = [chunk.start + chunk.length for _, chunk in ends] + known
     sampled = [int(prefill_starts[index + 1]) - 1 for index, _ in ends]
     sampled += range(prefill_tokens, prefill_tokens + len(decodes))
-    packed = _Packed(state.device)
-    parts = packed.to_device(
-        np.array([row for chunk in chunks for row in [chunk.row] * chunk.length] + list(decodes), dtype=np.int64),
+    parts = _upload_joined(
+        state.device,
+        np.concatenate([np.full(chunk.length, chunk.row, dtype=np.int64) for chunk in chunks] + [_ints(decodes)]),
         np.concatenate(
             [np.arange(chunk.start, chunk.start + chunk.length, dtype=np.int64) for chunk in chunks]
-            + [np.array(known, dtype=np.int64) - 1]
+            + [_ints(known) - 1]
         ),
-        np.array([chunk.row for chunk in chunks], dtype=np.int64),
-        np.array([chunk.start + chunk.length for chunk in chunks], dtype=np.int64),
+        _ints([chunk.row for chunk in chunks]),
+        _ints([chunk.start + chunk.length for chunk in chunks]),
         prefill_starts,
-        np.array(known, dtype=np.int64),
+        _ints(known),
         np.arange(len(decodes) + 1, dtype=np.int64),
-        np.array(sampled, dtype=np.int64),
-        np.array(rows_sampled, dtype=np.int64),
-        np.array(positions_sampled, dtype=np.int64),
+        _ints(sampled),
+        _ints(rows_sampled),
+        _ints(positions_sampled),
     )
     token_rows, positions, chunk_rows, chunk_lens, chunk_starts, decode_lens, decode_starts = parts[:7]
     pages = state.block_tables[token_rows, positions // state.block_size].long()
@@ -86,15 +87,13 @@ def check_chunk(state: RowState, chunk: Chunk) -> None:
     state.check_pages(chunk.row, end)
 
 
-class _Packed:
-    """Joins host arrays, moves them at once, and hands out the parts."""
+def _ints(values: Sequence[int]) -> _Ints:
+    return np.array(values, dtype=np.int64)
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
-    def to_device(self, *arrays: _Ints) -> tuple[torch.Tensor, ...]:
-        joined = torch.from_numpy(np.concatenate(arrays)).to(self.device, non_blocking=True)
-        return torch.split(joined, [len(array) for array in arrays])
+def _upload_joined(device: torch.device, *arrays: _Ints) -> tuple[torch.Tensor, ...]:
+    """The arrays on the device, in one transfer."""
+    return torch.split(upload(np.concatenate(arrays), device), [len(array) for array in arrays])
 
 
 def _prefill_batch(

@@ -10,15 +10,20 @@ class PlanDraft:
     """What one plan will do, and how much of its token budget is left.
 
     Decodes come first: chunks get what the `decodes_likely` running decodes leave. If the oldest sequence is prefilling
-    (`reserve_chunk`), one token is kept for it, so that it advances even where decodes fill the budget. From the second
-    chunk on, all chunks together stay within `tokens_saturating` (0: no such bound).
+    (`reserve_chunk`), one token is kept for it, so that it advances even where decodes fill the budget.
+
+    `tokens_saturating` (0: no such bound) is how many tokens, chunks and decodes together, keep the device busy: more
+    would only delay whoever waits for the step. It binds where somebody does: where decodes run, and from the second
+    chunk on. A prompt that is alone gets all of the budget, as few long chunks are the fastest. However many the
+    decodes, chunks may have half of it.
     """
 
     def __init__(
         self, op: int, budget: int, decodes_likely: int, reserve_chunk: bool, tokens_saturating: int = 0
     ) -> None:
         self.op = op
-        self._tokens_saturating = tokens_saturating
+        self._chunks_saturating = max(tokens_saturating - decodes_likely, (tokens_saturating + 1) // 2)
+        self._binds = decodes_likely > 0
         self._tokens_chunks = 0
         self.budget = budget
         self.budget_chunks = max(budget - decodes_likely, int(reserve_chunk))
@@ -37,14 +42,14 @@ class PlanDraft:
     @property
     def is_saturated(self) -> bool:
         """Whether more chunks would only delay those already in the step."""
-        return bool(self.chunks) and 0 < self._tokens_saturating <= self._tokens_chunks
+        return bool(self.chunks) and 0 < self._chunks_saturating <= self._tokens_chunks
 
     @property
     def chunk_room(self) -> int:
         """Tokens that the next chunk may have, 0 or less for none."""
-        if not self.chunks or not self._tokens_saturating:
+        if not self._chunks_saturating or not (self.chunks or self._binds):
             return self.budget_chunks
-        return min(self.budget_chunks, self._tokens_saturating - self._tokens_chunks)
+        return min(self.budget_chunks, self._chunks_saturating - self._tokens_chunks)
 
     def add_chunk(self, seq: Sequence, length: int) -> None:
         self.chunks.append((seq, length))

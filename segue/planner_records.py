@@ -19,9 +19,9 @@ class PlannerLimits(msgspec.Struct, frozen=True):
     steps_max: int = 1
     """Decode steps in one plan without chunks."""
     tokens_saturating: int = 0
-    """Chunk tokens after which a step takes no further sequence's chunk; 0: only the token budget counts. More tokens
-    no longer raise the rate of the device, so they would only delay the first tokens of those before them. The first
-    chunk of a step may still use the whole budget: a long prompt wants few, long chunks."""
+    """Tokens of a step, chunks and decodes together, that keep the device busy; 0: only the token budget counts. More
+    would not raise its rate, only delay the decodes and the first tokens of those in the step. A prompt that is alone
+    may still use the whole budget: it wants few, long chunks."""
 
 
 class SeqUpdate(msgspec.Struct, frozen=True):

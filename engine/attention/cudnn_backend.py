@@ -18,12 +18,17 @@ from dataclasses import dataclass
 
 import torch
 from segue_kernels.attention_gather import gather_pages, merge_attention
+from segue_kernels.prefill_attention import QUERIES_UNBOUNDED
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities, AttentionShape
 from engine.attention.triton_backend import TritonBackend, TritonPlan, query_counts
 
 CHUNK_MIN = 512
 """Fewer queries in a row: the Triton kernel (cuDNN takes 0.13 ms for 128 queries whatever their context)."""
+
+PAIRS_MIN = 2048 * 2048
+"""Queries of a row times its length below which the Triton kernel is as fast: it takes all rows in one launch, where
+cuDNN needs four or more for each."""
 
 PIECE_MIN = 512
 PIECE_STEP = 4096
@@ -76,7 +81,9 @@ class CudnnBackend:
         if counts is None:
             counts = tuple(batch.query_starts.diff().tolist())
         lengths = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
-        return CudnnPlan(batch, long_chunks(counts, lengths), self.triton.plan(batch, queries_below=CHUNK_MIN))
+        long = long_chunks(counts, lengths)
+        shortest = min((chunk.queries for chunk in long), default=QUERIES_UNBOUNDED)
+        return CudnnPlan(batch, long, self.triton.plan(batch, queries_below=shortest))
 
     def forward(
         self,
@@ -92,21 +99,25 @@ class CudnnBackend:
         if plan.long and (window is not None or soft_cap is not None):
             plan.whole = plan.whole or self.triton.plan(plan.batch)
             return self.triton.forward(plan.whole, layer, q, kv_pages, scale=scale, window=window, soft_cap=soft_cap)
+        if plan.long and plan.long[0].queries == q.shape[0]:
+            return self._attend_chunk(plan.long[0], plan.batch, layer, q, kv_pages, scale)
         out = self.triton.forward(plan.rest, layer, q, kv_pages, scale=scale, window=window, soft_cap=soft_cap)
         for chunk in plan.long:
-            self._attend_chunk(chunk, plan.batch.block_tables[chunk.row], layer, q, kv_pages, out, scale)
+            attended = self._attend_chunk(chunk, plan.batch, layer, q, kv_pages, scale)
+            out[chunk.first : chunk.first + chunk.queries] = attended
         return out
 
     def _attend_chunk(
         self,
         chunk: LongChunk,
-        block_table: torch.Tensor,
+        batch: AttentionBatch,
         layer: int,
         q: torch.Tensor,
         kv_pages: torch.Tensor,
-        out: torch.Tensor,
         scale: float,
-    ) -> None:
+    ) -> torch.Tensor:
+        """[queries, heads, dim] of one row's chunk."""
+        block_table = batch.block_tables[chunk.row]
         lead = chunk.prefix % PIECE_MIN
         side = -(-(lead + chunk.queries) // SQUARE_MULTIPLE) * SQUARE_MULTIPLE
         rows = -(-chunk.queries // SQUARE_MULTIPLE) * SQUARE_MULTIPLE
@@ -122,14 +133,21 @@ class CudnnBackend:
             piece, piece_lse = self.attend(queries[:, lead : lead + rows], k, v, False, scale)
             merge_attention(result, lse, piece[:, : chunk.queries], piece_lse[:, : chunk.queries])
             begin += length
-        out[chunk.first : chunk.first + chunk.queries] = result.transpose(0, 1)
+        return result.transpose(0, 1)
 
 
 def long_chunks(counts: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[LongChunk, ...]:
-    """The rows that cuDNN serves, of a ragged batch with `counts` queries and `lengths` tokens a row."""
+    """The rows that cuDNN serves, of a ragged batch with `counts` queries and `lengths` tokens a row: those that gain
+    by it, and all that have as many queries as the shortest of them (the other kernels choose by queries alone)."""
+    worth = [
+        count
+        for count, length in zip(counts, lengths, strict=True)
+        if count >= CHUNK_MIN and count * length >= PAIRS_MIN
+    ]
+    shortest = min(worth, default=QUERIES_UNBOUNDED)
     chunks, first = [], 0
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        if count >= CHUNK_MIN:
+        if count >= shortest:
             chunks.append(LongChunk(row, first, count, length - count))
         first += count
     return tuple(chunks)

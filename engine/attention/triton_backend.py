@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from segue_kernels.attention_plan import processor_count
 from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
@@ -25,9 +26,11 @@ from segue_kernels.prefill_attention import (
     prefill_attention,
     prefill_tiling,
 )
+from segue_kernels.programmatic_launch import supports_pdl
 from triton import knobs
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities, AttentionShape
+from engine.upload import upload
 
 PACKED_ROWS = 16
 """Rows of the smallest tensor-core tile: heads of a group times queries fill it at no extra cost."""
@@ -62,6 +65,10 @@ class TritonPlan:
     decode_slices: dict[int | None, DecodePlan] = field(default_factory=dict)
     """By window."""
 
+    def is_planned(self, window: int | None) -> bool:
+        """Whether an earlier layer made the decode kernel's work lists for this window."""
+        return window in (self.decode if self.has_short_rows else self.decode_slices)
+
 
 class TritonBackend:
     name = "triton"
@@ -76,6 +83,7 @@ class TritonBackend:
         group = shape.heads // shape.kv_heads
         self.short = max(1, PACKED_ROWS // group)
         self.slice = max(1, SLICE_ROWS // group)
+        self.pdl = supports_pdl(shape.device)
 
     def plan(self, batch: AttentionBatch, *, queries_below: int = QUERIES_UNBOUNDED) -> TritonPlan:
         """Rows with `queries_below` queries or more are left to the caller."""
@@ -130,13 +138,23 @@ class TritonBackend:
     ) -> torch.Tensor:
         """As the protocol says; fp8 pages need `kv_scales` float32 [layers, 2, kv_heads]. `out` receives the result."""
         out = torch.empty_like(q) if out is None else out
-        decode_plans = []
+        decode_plans, planned = [], plan.is_planned(window)
         if plan.has_short_rows:
             decode_plans.append(self._short_rows(plan, window, kv_pages.dtype))
         if plan.slices is not None:
             decode_plans.append(self._slices(plan, plan.slices, window, kv_pages.dtype))
         for decode in decode_plans:
-            decode_attention(decode, layer, q, kv_pages, out, scale=scale, soft_cap=soft_cap, kv_scales=kv_scales)
+            decode_attention(
+                decode,
+                layer,
+                q,
+                kv_pages,
+                out,
+                scale=scale,
+                soft_cap=soft_cap,
+                kv_scales=kv_scales,
+                pdl=self.pdl and planned,  # links of a PDL chain read the work list before they wait
+            )
         if plan.prefill is not None:
             prefill_attention(
                 plan.prefill,
@@ -148,6 +166,7 @@ class TritonBackend:
                 window=window,
                 soft_cap=soft_cap,
                 kv_scales=kv_scales,
+                pdl=self.pdl,
             )
         return out
 
@@ -193,15 +212,18 @@ def slice_counts(counts: Sequence[int], short: int, slice_max: int, queries_belo
 
 
 def cut_rows(batch: AttentionBatch, slices: list[list[int]]) -> RowTables:
-    """The batch with every row replaced by its slices; a slice sees the keys up to its own last query."""
+    """The batch with every row replaced by its slices; a slice sees the keys up to its own last query.
+
+    What the host knows goes to the device in one transfer, without a wait.
+    """
     device = batch.seq_lens.device
     rows = [row for row, parts in enumerate(slices) for _ in parts]
-    after = [sum(parts[index + 1 :]) for parts in slices for index in range(len(parts))]
+    hidden = [sum(parts[index + 1 :]) for parts in slices for index in range(len(parts))]
     starts = [0, *accumulate(count for parts in slices for count in parts)]
-    index, hidden, query_starts = (
-        torch.tensor(values, dtype=torch.int32, device=device) for values in (rows, after, starts)
-    )
-    return RowTables(batch.block_tables[index.long()], batch.seq_lens[index.long()] - hidden, query_starts)
+    count = len(rows)
+    packed = upload([*rows, *hidden, *starts], device, np.int32)
+    index = packed[:count].long()
+    return RowTables(batch.block_tables[index], batch.seq_lens[index] - packed[count : 2 * count], packed[2 * count :])
 
 
 def query_counts(batch: AttentionBatch) -> tuple[int, ...] | None:

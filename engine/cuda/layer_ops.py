@@ -12,19 +12,22 @@ from engine.layer_ops import TorchOps
 
 
 class FusedOps:
-    """Same meaning as `TorchOps`. Activations other than SiLU, and norms of Q and K, go through it."""
+    """Same meaning as `TorchOps`. Activations other than SiLU, and norms of Q and K, go through it.
 
-    def __init__(self) -> None:
+    `pdl`: launch the kernels so that they start while their predecessor drains (see `programmatic_launch`)."""
+
+    def __init__(self, *, pdl: bool = False) -> None:
         self._plain = TorchOps()
+        self._pdl = pdl
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        normed: torch.Tensor = rms_norm(x, weight, eps)
+        normed: torch.Tensor = rms_norm(x, weight, eps, pdl=self._pdl)
         return normed
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rms_norm(x, weight, eps, residual=residual), residual
+        return rms_norm(x, weight, eps, residual=residual, pdl=self._pdl), residual
 
     def rotate_and_store(
         self,
@@ -43,11 +46,11 @@ class FusedOps:
             q, k = by_head[:, :heads], by_head[:, heads : heads + kv_heads]
             q.copy_(F.rms_norm(q.float(), (head_dim,), q_weight, eps))
             k.copy_(F.rms_norm(k.float(), (head_dim,), k_weight, eps))
-        q_rotated: torch.Tensor = rope_store(qkv, rope, slots, kv_pages, layer, heads)
+        q_rotated: torch.Tensor = rope_store(qkv, rope, slots, kv_pages, layer, heads, pdl=self._pdl)
         return q_rotated
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         if activation == "silu":
-            fused: torch.Tensor = silu_mul(gate_up)
+            fused: torch.Tensor = silu_mul(gate_up, pdl=self._pdl)
             return fused
         return self._plain.gated(gate_up, activation)

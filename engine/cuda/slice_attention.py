@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from segue_kernels.decode_attention import DecodePlan, decode_attention, plan_decode
+from segue_kernels.programmatic_launch import supports_pdl
 
 from engine.attention.base import AttentionBatch, AttentionCapabilities
 
@@ -26,6 +27,8 @@ def slice_queries(heads: int, kv_heads: int) -> int:
 class SlicePlan:
     batch: AttentionBatch
     by_window: dict[int | None, DecodePlan] = field(default_factory=dict)
+    out: torch.Tensor | None = None
+    """Every layer's result in turn. No row owns padding tokens: theirs stays zero, as old memory may hold anything."""
 
 
 class SliceAttention:
@@ -53,7 +56,8 @@ class SliceAttention:
         window: int | None,
         soft_cap: float | None,
     ) -> torch.Tensor:
-        if window not in plan.by_window:
+        planned = window in plan.by_window
+        if not planned:
             plan.by_window[window] = plan_decode(
                 plan.batch.block_tables,
                 plan.batch.seq_lens,
@@ -65,6 +69,8 @@ class SliceAttention:
                 queries_max=slice_queries(self._heads, self._kv_heads),
                 window=window,
             )
-        out = torch.zeros_like(q)  # no row owns padding tokens, and memory of old results may hold anything
-        decode_attention(plan.by_window[window], layer, q, kv_pages, out, scale=scale, soft_cap=soft_cap)
-        return out
+        if plan.out is None:
+            plan.out = torch.zeros_like(q)
+        pdl = planned and supports_pdl(q.device)  # links of a PDL chain read the work list before they wait
+        decode_attention(plan.by_window[window], layer, q, kv_pages, plan.out, scale=scale, soft_cap=soft_cap, pdl=pdl)
+        return plan.out

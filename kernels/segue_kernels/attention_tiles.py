@@ -122,7 +122,7 @@ def attend_tiles(
 ):
     """Take the keys begin .. stop-1 of one row into the running softmax of `q_tile`, whose queries stand at `position`.
 
-    Unmasked, every query must see all of them, and stop - begin is a multiple of TILE; masked, tokens at or past `limit`
+    Unmasked, every query must see all of them, and stop - begin is a multiple of TILE; masked, tokens from `limit` on
     and those that a query does not see are left out. MAYBE_EMPTY as in `softmax_step`.
     """
     factor = exponent_factor(scale, HAS_CAP)

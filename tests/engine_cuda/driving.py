@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from segue_kernels.programmatic_launch import supports_pdl
 
 from engine.cuda.assemble import graph_runner
 from engine.cuda.layer_ops import FusedOps
@@ -55,7 +56,7 @@ def parts_of(info: ModelInfo, decode_backend: str, *, fused: bool):
     config = EngineConfig(attention_prefill="torch", attention_decode=decode_backend)
     model = build_model(info, config, positions_max=POSITIONS + 8)
     if fused:
-        model.ops = FusedOps()
+        model.ops = FusedOps(pdl=supports_pdl(info.device))
         for layer in model.parameters.layers:  # a CPU's layout of wide weights is transposed
             layer.qkv, layer.gate_up = layer.qkv.contiguous(), layer.gate_up.contiguous()
     shape = (info.pages_total, *info.layout.page_shape)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from segue_kernels.attention_reference import paged_attention_reference
 
+from engine.attention import cudnn_backend
 from engine.attention.base import AttentionBatch, AttentionShape
 from engine.attention.cudnn_backend import CudnnBackend, eager_attend, long_chunks, piece_lengths
 from engine.attention.triton_backend import TritonBackend, slice_counts
@@ -119,12 +120,21 @@ def test_prefix_pieces_are_few_lengths_and_add_up(units: int) -> None:
 
 
 def test_long_chunks_know_their_place() -> None:
-    chunks = long_chunks((1, 512, 511, 600), (40, 512, 900, 1000))
-    assert [(c.row, c.first, c.queries, c.prefix) for c in chunks] == [(1, 1, 512, 0), (3, 1024, 600, 400)]
+    """The row of 600 queries alone would not gain; it comes along as it has no fewer than the row of 512."""
+    chunks = long_chunks((1, 512, 511, 600), (40, 8192, 9000, 1000))
+    assert [(c.row, c.first, c.queries, c.prefix) for c in chunks] == [(1, 1, 512, 7680), (3, 1024, 600, 400)]
 
 
-def test_long_chunks_beside_short_rows_equal_the_reference(device: torch.device) -> None:
+def test_chunks_of_few_pairs_are_left_to_the_other_kernel() -> None:
+    assert long_chunks((1, 1000, 2047), (40, 1000, 2048)) == ()
+    assert [chunk.row for chunk in long_chunks((2048, 1000), (2048, 1000))] == [0]
+
+
+def test_long_chunks_beside_short_rows_equal_the_reference(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prefixes of 0, under a piece, and over one; the square call's padding on both sides."""
+    monkeypatch.setattr(cudnn_backend, "PAIRS_MIN", 0)
     case = paged_case(
         [512, 700, 1300, 40, 60],
         [512, 600, 520, 1, 30],
@@ -139,6 +149,21 @@ def test_long_chunks_beside_short_rows_equal_the_reference(device: torch.device)
     backend = CudnnBackend(shape_of(case), attend=eager_attend)
     plan = backend.plan(batch_of(case, on_host=False))
     assert [chunk.row for chunk in plan.long] == [0, 1, 2]
+    out = backend.forward(plan, 0, case.q, case.kv_pages, scale=0.2, window=None, soft_cap=None)
+    assert relative_error(out, reference(case, 0)) < 1e-2
+
+
+@pytest.mark.parametrize("length", [512, 1100])
+def test_a_chunk_that_is_alone_equals_the_reference(
+    length: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn_backend, "PAIRS_MIN", 0)
+    case = paged_case(
+        [length], [512], heads=2, kv_heads=1, dim=64, block=64, dtype=torch.bfloat16, device=device, layers=1
+    )
+    backend = CudnnBackend(shape_of(case), attend=None if device.type == "cuda" else eager_attend)
+    plan = backend.plan(batch_of(case, on_host=True))
+    assert len(plan.long) == 1
     out = backend.forward(plan, 0, case.q, case.kv_pages, scale=0.2, window=None, soft_cap=None)
     assert relative_error(out, reference(case, 0)) < 1e-2
 

@@ -422,14 +422,47 @@ def test_decode_plan_says_only_what_changed() -> None:
     assert len(msgspec.msgpack.encode(plan)) < 100
 
 
-def test_saturated_step_takes_no_further_prompt_but_one_prompt_may_use_the_whole_budget() -> None:
+def chunk_lengths(harness: PlannerHarness) -> list[list[int]]:
+    return [[chunk.length for chunk in plan.chunks] for plan in harness.plans if plan.chunks]
+
+
+def test_steps_that_others_wait_for_are_saturated_and_no_longer() -> None:
+    """Prompts of 6 tokens in steps of 8; what a step decodes, the first token of seq 0 on, comes off its chunks."""
     harness = PlannerHarness(budget=40, saturating=8)
     for seq in range(4):
-        harness.add(seq, [10 * seq + offset for offset in range(1, 7)], max_tokens=2, order=seq)
-    harness.add(4, list(range(100, 130)), max_tokens=2, order=4)
+        harness.add(seq, [10 * seq + offset for offset in range(1, 7)], max_tokens=9, order=seq)
     harness.run()
-    lengths = [[chunk.length for chunk in plan.chunks] for plan in harness.plans if plan.chunks]
-    assert lengths == [[6, 2], [4, 4], [2, 6], [30]]
+    assert chunk_lengths(harness) == [[6, 2], [4, 3], [3, 3], [3]]
+    harness.check_outputs()
+
+
+def test_a_prompt_that_is_alone_uses_the_whole_budget_and_one_beside_decodes_does_not() -> None:
+    harness = PlannerHarness(budget=40, saturating=8)
+    harness.add(0, list(range(100, 130)), max_tokens=9)
+    harness.step()
+    harness.add(1, list(range(200, 216)), max_tokens=2, order=1)
+    harness.run()
+    assert chunk_lengths(harness) == [
+        [30],
+        [
+            7,
+        ],
+        [7],
+        [2],
+    ]
+    harness.check_outputs()
+
+
+def test_however_many_decode_chunks_get_half_of_a_saturated_step() -> None:
+    harness = PlannerHarness(budget=40, seqs=16, saturating=4)
+    for seq in range(9):
+        harness.add(seq, [seq + 1], max_tokens=20, order=seq)
+    for _ in range(3):
+        harness.step()
+    harness.add(9, list(range(50, 56)), max_tokens=2, order=9)
+    done = len(harness.plans)
+    harness.run()
+    assert [[chunk.length for chunk in plan.chunks] for plan in harness.plans[done : done + 3]] == [[2], [2], [2]]
     harness.check_outputs()
 
 
