@@ -87,7 +87,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "tenant")
+    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "tenant", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class GenerateRequest(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -102,7 +103,8 @@ class GenerateRequest(_message.Message):
     chat: Chat
     sampling: SamplingParams
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text")
@@ -301,3 +303,87 @@ class GetClusterResponse(_message.Message):
     requests_live: int
     version: str
     def __init__(self, instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., requests_queued: _Optional[int] = ..., requests_live: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class PredictedTerms(_message.Message):
+    __slots__ = ("queue_us", "prefill_us", "ttft_us", "ttft_q90_us", "batch", "kv_tokens", "tpot_us", "tpot_q90_us")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    TTFT_Q90_US_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_US_FIELD_NUMBER: _ClassVar[int]
+    TPOT_Q90_US_FIELD_NUMBER: _ClassVar[int]
+    queue_us: float
+    prefill_us: float
+    ttft_us: float
+    ttft_q90_us: float
+    batch: float
+    kv_tokens: float
+    tpot_us: float
+    tpot_q90_us: float
+    def __init__(self, queue_us: _Optional[float] = ..., prefill_us: _Optional[float] = ..., ttft_us: _Optional[float] = ..., ttft_q90_us: _Optional[float] = ..., batch: _Optional[float] = ..., kv_tokens: _Optional[float] = ..., tpot_us: _Optional[float] = ..., tpot_q90_us: _Optional[float] = ...) -> None: ...
+
+class ConsideredChoice(_message.Message):
+    __slots__ = ("prefill", "decode", "source", "cost", "tokens_compute", "tokens_cached", "terms", "verdict")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    prefill: str
+    decode: str
+    source: str
+    cost: float
+    tokens_compute: int
+    tokens_cached: int
+    terms: PredictedTerms
+    verdict: str
+    def __init__(self, prefill: _Optional[str] = ..., decode: _Optional[str] = ..., source: _Optional[str] = ..., cost: _Optional[float] = ..., tokens_compute: _Optional[int] = ..., tokens_cached: _Optional[int] = ..., terms: _Optional[_Union[PredictedTerms, _Mapping]] = ..., verdict: _Optional[str] = ...) -> None: ...
+
+class ExplainedAttempt(_message.Message):
+    __slots__ = ("request_id", "attempt", "model", "tenant", "priority", "tokens_known", "waited_us", "decision", "reason", "choices", "choices_total", "ttft_us", "tpot_us", "tokens_generated")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    WAITED_US_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    TPOT_US_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    model: str
+    tenant: str
+    priority: int
+    tokens_known: int
+    waited_us: int
+    decision: str
+    reason: str
+    choices: _containers.RepeatedCompositeFieldContainer[ConsideredChoice]
+    choices_total: int
+    ttft_us: int
+    tpot_us: float
+    tokens_generated: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., tokens_known: _Optional[int] = ..., waited_us: _Optional[int] = ..., decision: _Optional[str] = ..., reason: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ConsideredChoice, _Mapping]]] = ..., choices_total: _Optional[int] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[float] = ..., tokens_generated: _Optional[int] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[ExplainedAttempt]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[ExplainedAttempt, _Mapping]]] = ...) -> None: ...

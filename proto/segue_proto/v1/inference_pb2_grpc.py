@@ -51,6 +51,11 @@ class InferenceStub(object):
                 request_serializer=segue__proto_dot_v1_dot_inference__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=segue__proto_dot_v1_dot_inference__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/segue.v1.Inference/Explain',
+                request_serializer=segue__proto_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=segue__proto_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -79,6 +84,14 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request was placed or rejected as it was, and how right the prediction was. Recent requests only; each
+        Conductor knows its own. Unknown ids are answered with no attempts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetCluster,
                     request_deserializer=segue__proto_dot_v1_dot_inference__pb2.GetClusterRequest.FromString,
                     response_serializer=segue__proto_dot_v1_dot_inference__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=segue__proto_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=segue__proto_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +199,33 @@ class Inference(object):
             '/segue.v1.Inference/GetCluster',
             segue__proto_dot_v1_dot_inference__pb2.GetClusterRequest.SerializeToString,
             segue__proto_dot_v1_dot_inference__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/segue.v1.Inference/Explain',
+            segue__proto_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            segue__proto_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
