@@ -93,7 +93,7 @@ class TransformersSide:
     def __init__(self, side: EngineSide) -> None:
         self.clock = side.clock
         runner = side.engine._runner
-        parameters = runner.forward.__self__.parameters  # type: ignore[union-attr]
+        parameters = runner.model.parameters  # type: ignore[union-attr]
         spec = side.engine.info.spec
         config = LlamaConfig(
             vocab_size=spec.vocab_rows,
