@@ -92,14 +92,19 @@ class SamplingState:
         if has_penalty(params):
             self._count(row, tokens, tokens_prompt)
 
-    def _count(self, row: int, tokens: list[int], tokens_prompt: int) -> None:
+    def count_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """How often each row generated each token, int32, and what its prompt holds, bool: both [rows, vocab_rows].
+        Made when first asked for; from then on they keep their place in memory."""
         if self._generated is None or self._in_prompt is None:
             shape = (len(self._params), self.vocab_rows)
             self._generated = torch.zeros(shape, dtype=torch.int32, device=self.device)
             self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        known = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-        generated, in_prompt = self._generated[row].zero_(), self._in_prompt[row].zero_()
-        in_prompt[known[:tokens_prompt]] = True
+        return self._generated, self._in_prompt
+
+    def _count(self, row: int, tokens: list[int], tokens_prompt: int) -> None:
+        generated, in_prompt = (table[row].zero_() for table in self.count_tables())
+        known = self._on_device(torch.tensor(tokens, dtype=torch.int64))
+        in_prompt.index_fill_(0, known[:tokens_prompt], True)
         later = known[tokens_prompt:]
         generated.index_put_((later,), torch.ones_like(later, dtype=torch.int32), accumulate=True)
 

@@ -6,6 +6,7 @@ import torch
 
 from engine.cuda.chunk_graphs import ChunkGraphs, step_shapes
 from engine.cuda.decode_graphs import DecodeGraphs, batch_buckets
+from engine.cuda.row_wishes import RowWishes
 from engine.cuda.runner import GraphRunner
 from engine.model import DecoderModel
 from engine.parallel import NullCollectives
@@ -26,10 +27,12 @@ def graph_runner(
     """Captures a graph for every batch size up to the number of rows, and for steps with prefill chunks of up to
     `chunk_tokens_max` tokens (`capture` False: launches kernel by kernel). `can_capture` says whether a model can."""
     rows = len(state.seqs)
-    graphs = DecodeGraphs(model, kv_pages, state, vocab_size, batch_buckets(rows), capture=capture)
     shapes = step_shapes(chunk_tokens_max, rows)
-    chunk_graphs = ChunkGraphs(model, kv_pages, state, vocab_size, shapes, capture=capture)
-    return GraphRunner(eager, state, graphs, chunk_graphs)
+    wishes = RowWishes(eager.sampling, max(shape.places for shape in shapes))
+    general = wishes.general
+    graphs = DecodeGraphs(model, kv_pages, state, vocab_size, general, batch_buckets(rows), capture=capture)
+    chunk_graphs = ChunkGraphs(model, kv_pages, state, vocab_size, general, shapes, capture=capture)
+    return GraphRunner(eager, state, wishes, graphs, chunk_graphs)
 
 
 def can_capture(model: DecoderModel) -> bool:

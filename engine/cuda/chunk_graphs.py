@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from segue_kernels.decode_state import Places
+from segue_kernels.general_sampling import GeneralSampling
 from segue_kernels.programmatic_launch import supports_pdl
 from segue_kernels.sampling import SampleScratch, sample
 
@@ -91,6 +92,7 @@ class ChunkGraphs:
         kv_pages: torch.Tensor,
         state: RowState,
         vocab_size: int,
+        general: GeneralSampling,
         shapes: Sequence[StepShape],
         *,
         capture: bool,
@@ -100,7 +102,7 @@ class ChunkGraphs:
         self._sliced, self._whole = copy.copy(model), copy.copy(model)
         self._sliced.prefill_backend = SliceAttention(model.heads, kv_pages.shape[3])
         self._whole.prefill_backend = model.decode_backend
-        self._kv_pages, self._state, self._vocab_size = kv_pages, state, vocab_size
+        self._kv_pages, self._state, self._vocab_size, self._general = kv_pages, state, vocab_size, general
         self.shapes = tuple(sorted(shapes, key=lambda shape: shape.tokens + shape.decodes))
         tokens_max = max(shape.tokens for shape in shapes)
         decodes_max = max(shape.decodes for shape in shapes)
@@ -202,7 +204,16 @@ class ChunkGraphs:
             logits = self.logits[shape] = model.forward(step, self._kv_pages)
         places = Places.of(self._part("places").view(Places.WORDS, -1)[:, : shape.places])
         results = self.results[: shape.places]
-        sample(logits, places, state.tokens, results, self._scratch, self._vocab_size, pdl=self._pdl)
+        sample(
+            logits,
+            places,
+            state.tokens,
+            results,
+            self._scratch,
+            self._vocab_size,
+            general=self._general,
+            pdl=self._pdl,
+        )
 
     def _chunk_attention(self, shape: StepShape) -> AttentionBatch:
         sliced = shape.tokens <= SLICED_TOKENS_MAX

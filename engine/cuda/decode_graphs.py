@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from segue_kernels.decode_state import BatchBuffers, Places, begin_step
+from segue_kernels.general_sampling import GeneralSampling
 from segue_kernels.programmatic_launch import supports_pdl
 from segue_kernels.sampling import SampleScratch, sample
 
@@ -43,6 +44,7 @@ class DecodeGraphs:
         kv_pages: torch.Tensor,
         state: RowState,
         vocab_size: int,
+        general: GeneralSampling,
         buckets: Sequence[int],
         *,
         capture: bool,
@@ -50,7 +52,7 @@ class DecodeGraphs:
     ) -> None:
         device = kv_pages.device
         self.model, self.kv_pages, self.state = model, kv_pages, state
-        self.vocab_size = vocab_size
+        self.vocab_size, self._general = vocab_size, general
         self.buckets = tuple(buckets)
         self.pdl = supports_pdl(device)
         self._fused: FusedDecode | None = None
@@ -96,7 +98,16 @@ class DecodeGraphs:
         logits = self._model_forward(batch) if fused is None else fused(batch)
         self.logits[bucket] = logits
         results = self.results[:bucket]
-        sample(logits, places, state.tokens, results, self._scratch, self.vocab_size, pdl=self.pdl)
+        sample(
+            logits,
+            places,
+            state.tokens,
+            results,
+            self._scratch,
+            self.vocab_size,
+            general=self._general,
+            pdl=self.pdl,
+        )
 
     def _model_forward(self, batch: BatchBuffers) -> torch.Tensor:
         size = batch.x.shape[0]

@@ -3,9 +3,8 @@
 All share the row tables, so a row may take either path from one step to the next. Steps of many chunk tokens take the
 eager path: there the host keeps ahead of the device. So do chunks whose prompt tokens are to be scored.
 
-A graph samples plain rows itself: greedy, or temperature alone. Rows with filters, penalties, bias, log-probabilities
-or a minimum length take part as if greedy; then the general sampler chooses again from their logits and overwrites the
-token before the next step reads it.
+A graph samples every row itself: what a row asks for beyond temperature and seed stands in a table on the device
+(`row_wishes`), written when the row starts.
 
 For decode steps the host uploads who is in the batch only when that changes: the device advances positions and feeds
 tokens back, and the host's mirror of the places advances beside it. Results are copied to pinned memory behind an
@@ -23,38 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from segue_kernels.decode_state import Places
+from segue_kernels.logprob_report import REPORT_WORDS
 
 from engine.cuda.chunk_graphs import CHUNKS_MAX, ChunkGraphs, StepShape
 from engine.cuda.decode_graphs import DecodeGraphs
+from engine.cuda.row_wishes import GREEDY, RowWishes, place_words, token_logprobs
 from engine.row_state import RowState
-from engine.runner import ROW_FAILED, Runner, SampledStep, row_tokens, to_host
-from engine.sampling_state import has_filter, has_penalty
+from engine.runner import ROW_FAILED, Runner
 from engine.step_batch import check_chunk
 from segue.errors import InternalError
 from segue.plan import BatchPlan, PlanResult, RowTokens
-from segue.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class PlainSampling:
-    """What the graph's sampler needs of a row: its words in the place block."""
-
-    temperature_bits: int
-    seed_low: int
-    seed_high: int
-
-
-GREEDY = PlainSampling(0, 0, 0)
-
-
-def plain_sampling(params: SamplingParams) -> PlainSampling | None:
-    """None when the row needs more than temperature and seed."""
-    filtered = has_filter(params) and not params.is_greedy
-    if filtered or has_penalty(params) or params.logit_bias or params.min_tokens > 0 or params.logprobs is not None:
-        return None
-    seed = np.array([params.seed & 0xFFFFFFFFFFFFFFFF], dtype="<u8").view("<i4")
-    bits = np.array([params.temperature], dtype=np.float32).view(np.int32)
-    return PlainSampling(int(bits[0]), int(seed[0]), int(seed[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +44,8 @@ class HostBuffers:
     """The same memory."""
     results: torch.Tensor
     """int32 [steps_max, places_max]"""
+    reports: torch.Tensor
+    """float32 [steps_max, places_max, REPORT_WORDS]: log-probabilities, where some row asks for them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +55,8 @@ class GraphLaunch:
     seqs: list[int]
     places: list[int]
     """Where each row's token stands in the results."""
-    special: list[SampledStep]
-    """What the general sampler chose in each step, for its rows alone."""
+    alternatives: list[int | None]
+    """How many alternatives each row reports beside its token, None: no log-probabilities."""
     steps: int
     started_s: float
     host: HostBuffers
@@ -93,22 +72,32 @@ class PlaceMirror:
     valid: bool = False
 
 
-def _plain_tokens(row: int, seq: int, sampled: list[int]) -> RowTokens:
+def _row_tokens(launched: GraphLaunch, index: int, sampled: list[int]) -> RowTokens:
     """A row's tokens over all steps; below zero in any of them, the row failed."""
+    row, seq, alternatives = launched.rows[index], launched.seqs[index], launched.alternatives[index]
     if min(sampled) < 0:
         return RowTokens(row, seq, [], error=ROW_FAILED)
-    return RowTokens(row, seq, sampled)
+    if alternatives is None:
+        return RowTokens(row, seq, sampled)
+    reports = launched.host.reports[: launched.steps, launched.places[index]]
+    return RowTokens(row, seq, sampled, [token_logprobs(report, alternatives) for report in reports])
 
 
 class GraphRunner:
     """Same contract as `Runner`, which it drives for steps that no graph can do. One thread calls it."""
 
     def __init__(
-        self, eager: Runner, state: RowState, graphs: DecodeGraphs, chunk_graphs: ChunkGraphs | None = None
+        self,
+        eager: Runner,
+        state: RowState,
+        wishes: RowWishes,
+        graphs: DecodeGraphs,
+        chunk_graphs: ChunkGraphs | None = None,
     ) -> None:
-        self._eager, self._state = eager, state
+        self._eager, self._state, self._wishes = eager, state, wishes
         self._graphs, self._chunk_graphs = graphs, chunk_graphs
-        self._sampling: list[PlainSampling | None] = [None] * len(state.seqs)
+        self._place_words = [GREEDY] * len(state.seqs)
+        self._alternatives: list[int | None] = [None] * len(state.seqs)
         self._scores_prompt = [False] * len(state.seqs)
         self._mirror = PlaceMirror()
         self._launched: deque[GraphLaunch | None] = deque()
@@ -119,7 +108,9 @@ class GraphRunner:
     def launch(self, plan: BatchPlan) -> None:
         started_s = time.perf_counter()
         for start in plan.starts:
-            self._sampling[start.row] = plain_sampling(start.sampling)
+            self._place_words[start.row] = place_words(start.sampling)
+            self._alternatives[start.row] = start.sampling.logprobs
+            self._wishes.start(start.row, start.sampling, start.tokens_prompt)
             self._scores_prompt[start.row] = start.sampling.prompt_logprobs is not None
             self._mirror.valid = False
         if plan.steps_max < 1 or (plan.chunks and plan.steps_max > 1):
@@ -146,11 +137,7 @@ class GraphRunner:
         elapsed_us = int((time.perf_counter() - launched.started_s) * 1e6)
         results = launched.host.results[: launched.steps].numpy()[:, launched.places].T.tolist()
         self._spare.append(launched.host)
-        special = {entry.row: entry for entry in row_tokens(launched.special)}
-        rows = [
-            special[row] if row in special else _plain_tokens(row, seq, sampled)
-            for row, seq, sampled in zip(launched.rows, launched.seqs, results, strict=True)
-        ]
+        rows = [_row_tokens(launched, index, sampled) for index, sampled in enumerate(results)]
         return PlanResult(op=launched.op, steps=launched.steps, rows=rows, elapsed_us=elapsed_us)
 
     def _fits_decode_graph(self, plan: BatchPlan) -> bool:
@@ -173,16 +160,16 @@ class GraphRunner:
             words[0, len(rows) :] = -1
             self._fill_places(words, 0, rows, positions)
             graphs.words.view(-1).copy_(host.words[: graphs.words.numel()], non_blocking=True)
-        bucket, places = graphs.bucket(len(rows)), list(range(len(rows)))
-        special = []
+        bucket, alternatives = graphs.bucket(len(rows)), [self._alternatives[row] for row in rows]
         for step in range(plan.steps_max):
             graphs.step(bucket)
             host.results[step, :bucket].copy_(graphs.results[:bucket], non_blocking=True)
-            special += self._choose_special(graphs.logits[bucket], places, rows, [at + step for at in positions])
+            self._fetch_reports(host, step, bucket, alternatives)
         for row in rows:
             state.tokens_known[row] += plan.steps_max
         self._mirror = PlaceMirror(list(rows), [position + plan.steps_max for position in positions], True)
-        return GraphLaunch(plan.op, list(rows), seqs, places, special, plan.steps_max, started_s, host, self._event())
+        places, event = list(range(len(rows))), self._event()
+        return GraphLaunch(plan.op, list(rows), seqs, places, alternatives, plan.steps_max, started_s, host, event)
 
     def _chunk_step(self, plan: BatchPlan, graphs: ChunkGraphs, shape: StepShape, started_s: float) -> GraphLaunch:
         state = self._state
@@ -201,24 +188,15 @@ class GraphRunner:
         rows = [chunk.row for _, chunk in sampled] + plan.decodes
         seqs = [state.seq(chunk.row) for _, chunk in sampled] + decode_seqs
         places = [place for place, _ in sampled] + list(range(CHUNKS_MAX, CHUNKS_MAX + len(plan.decodes)))
-        newest = [chunk.start + chunk.length - 1 for _, chunk in sampled] + positions
-        special = self._choose_special(graphs.logits[shape], places, rows, newest)
+        alternatives = [self._alternatives[row] for row in rows]
+        self._fetch_reports(host, 0, shape.places, alternatives)
         for row in rows:
             state.tokens_known[row] += 1
-        return GraphLaunch(plan.op, rows, seqs, places, special, 1, started_s, host, self._event())
+        return GraphLaunch(plan.op, rows, seqs, places, alternatives, 1, started_s, host, self._event())
 
-    def _choose_special(
-        self, logits: torch.Tensor, places: list[int], rows: list[int], newest: list[int]
-    ) -> list[SampledStep]:
-        """The general sampler, for the rows that the graph's cannot serve; `newest`: positions of known tokens."""
-        picked = [index for index, row in enumerate(rows) if self._sampling[row] is None]
-        if not picked:
-            return []
-        special, positions = tuple(rows[index] for index in picked), tuple(newest[index] + 1 for index in picked)
-        index = torch.tensor([[places[i] for i in picked], special, positions]).to(logits.device, non_blocking=True)
-        sampled = self._eager.sampling.choose(logits[index[0]], special, index[2], positions)
-        self._state.tokens.index_put_((index[1], index[2]), sampled.tokens)
-        return [SampledStep(special, tuple(self._state.seq(row) for row in special), to_host(sampled))]
+    def _fetch_reports(self, host: HostBuffers, step: int, places: int, alternatives: list[int | None]) -> None:
+        if any(count is not None for count in alternatives):
+            host.reports[step, :places].copy_(self._wishes.general.reports[:places], non_blocking=True)
 
     def _decode_rows(self, rows: list[int], steps: int) -> tuple[list[int], list[int]]:
         """Positions of the newest tokens, and sequences, of decoding rows; their pages must hold `steps` more."""
@@ -229,12 +207,12 @@ class GraphRunner:
 
     def _fill_places(self, words: npt.NDArray[np.int32], first: int, rows: list[int], positions: list[int]) -> None:
         """Places `first` .. of a block int32 [5, places]: see `Places`."""
-        chosen = [self._sampling[row] or GREEDY for row in rows]
+        chosen = [self._place_words[row] for row in rows]
         part = words[:, first : first + len(rows)]
         part[0], part[1] = rows, positions
-        part[2] = [plain.temperature_bits for plain in chosen]
-        part[3] = [plain.seed_low for plain in chosen]
-        part[4] = [plain.seed_high for plain in chosen]
+        part[2] = [words_of_row.temperature_bits for words_of_row in chosen]
+        part[3] = [words_of_row.seed_low for words_of_row in chosen]
+        part[4] = [words_of_row.seed_high for words_of_row in chosen]
 
     def _event(self) -> torch.cuda.Event | None:
         """Marks the end of what has been enqueued; None on a CPU, where it is done already."""
@@ -254,4 +232,5 @@ class GraphRunner:
             places = max(places, self._chunk_graphs.layout.places_max)
         words = torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
         results = torch.empty(steps, places, dtype=torch.int32, pin_memory=pinned)
-        return HostBuffers(words, words.numpy(), results)
+        reports = torch.empty(steps, places, REPORT_WORDS, pin_memory=pinned)
+        return HostBuffers(words, words.numpy(), results, reports)

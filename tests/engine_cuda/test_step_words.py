@@ -6,14 +6,17 @@ import numpy as np
 import torch
 
 from engine.cuda.chunk_graphs import CHUNKS_MAX, ChunkGraphs, StepShape, step_shapes
+from engine.cuda.row_wishes import RowWishes
+from engine.step_batch import build_step
 from segue.plan import Chunk
 from tests.engine_cuda.driving import parts_of, small_model
 
 
 def graphs_of(device: torch.device, shapes: list[StepShape]) -> ChunkGraphs:
     info = small_model(device)
-    model, pages, state, _ = parts_of(info, "triton", fused=True)
-    return ChunkGraphs(model, pages, state, info.card.vocab_size, shapes, capture=False)
+    model, pages, state, eager = parts_of(info, "triton", fused=True)
+    wishes = RowWishes(eager.sampling, max(shape.places for shape in shapes))
+    return ChunkGraphs(model, pages, state, info.card.vocab_size, wishes.general, shapes, capture=False)
 
 
 def test_nothing_of_a_larger_step_before_is_left_in_a_smaller_one(device: torch.device) -> None:
@@ -37,9 +40,9 @@ def test_a_chunk_is_cut_into_even_slices_that_see_up_to_their_own_end(device: to
     words = np.zeros(graphs.layout.total, dtype=np.int32)
     graphs.fill(words, shape, [Chunk(1, 10, 150, True), Chunk(2, 0, 3, False)], [], [])
     spans = graphs.layout.spans
-    assert words[spans["slice_rows"]].tolist()[:5] == [1, 1, 1, 2, 0]
-    assert words[spans["slice_starts"]].tolist()[:5] == [0, 50, 100, 150, 153]
-    assert words[spans["slice_lens"]].tolist()[:5] == [60, 110, 160, 3, 0]
+    assert words[spans["slice_rows"]].tolist()[:7] == [1, 1, 1, 1, 1, 2, 0]
+    assert words[spans["slice_starts"]].tolist()[:7] == [0, 30, 60, 90, 120, 150, 153]
+    assert words[spans["slice_lens"]].tolist()[:7] == [40, 70, 100, 130, 160, 3, 0]
 
 
 def test_the_smallest_shape_that_holds_a_step_is_taken(device: torch.device) -> None:
@@ -56,3 +59,22 @@ def test_shapes_cover_the_budget_and_all_rows() -> None:
     assert StepShape(1024, 100) in shapes
     assert StepShape(64, 0) in shapes
     assert step_shapes(32, 8) == (StepShape(32, 0), StepShape(32, 8))
+
+
+def test_residuals_added_inside_products_change_nothing_but_rounding(device: torch.device) -> None:
+    """What a GPU does by itself, here on any device."""
+    logits = []
+    for adds in (False, True):
+        model, pages, state, _ = parts_of(small_model(device), "torch", fused=False)
+        model.adds_in_product = adds
+        state.start(0, 1, list(range(20, 60)), list(range(6)))
+        with torch.inference_mode():
+            logits.append(model.forward(build_step(state, [Chunk(0, 0, 40, True)], []).model_input, pages))
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_with_kv_stay_on_the_host_and_the_rest_are_there(device: torch.device) -> None:
+    _, _, state, _ = parts_of(small_model(device), "torch", fused=False)
+    state.start(2, 1, list(range(20, 60)), list(range(6)), tokens_ready=37)
+    assert state.tokens[2, :41].tolist() == [0] * 37 + [57, 58, 59, 0]
+    assert state.tokens_known[2] == 40
