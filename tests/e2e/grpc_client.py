@@ -52,3 +52,24 @@ def cluster_view(address: str) -> inference_pb2.GetClusterResponse:
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         return stub.GetCluster(inference_pb2.GetClusterRequest(), timeout=20)
+
+
+@dataclass
+class InferenceEvents:
+    """Kinds of events as they came, equal neighbours as one; what was said of the prompt."""
+
+    kinds: list[str] = field(default_factory=list)
+    prompt: list[inference_pb2.PromptToken] = field(default_factory=list)
+
+
+def prompt_events(address: str, prompt: list[int], **sampling: object) -> InferenceEvents:
+    request = inference_pb2.GenerateRequest(sampling=inference_pb2.SamplingParams(**sampling))
+    request.tokens.ids.extend(prompt)
+    found = InferenceEvents()
+    with grpc.insecure_channel(address) as channel:
+        for response in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=120):
+            kind = response.WhichOneof("event")
+            if found.kinds[-1:] != [kind]:
+                found.kinds.append(kind)
+            found.prompt += response.prompt_logprobs.tokens
+    return found
