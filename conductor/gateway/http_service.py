@@ -24,6 +24,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +75,16 @@ class ServiceApi:
             raise InvalidField("prompt", "give either prompt or messages")
         if request.messages is not None:
             rendered = model.codec.render_chat(
-                template_messages(request.messages), add_generation_prompt=request.add_generation_prompt
+                template_messages(request.messages),
+                add_generation_prompt=request.add_generation_prompt,
+                variables=request.chat_template_kwargs,
             )
             tokens = await self._intake.tokenize_chat(model, rendered)
         else:
             tokens = await self._intake.tokenize(model, request.prompt or "", add_bos=request.add_special_tokens)
-        return json_response({"count": len(tokens), "max_model_len": model.limits.max_model_len, "tokens": tokens})
+        texts = [model.codec.token_text(token_id) for token_id in tokens] if request.return_token_strs else None
+        found = {"count": len(tokens), "max_model_len": model.limits.max_model_len}
+        return json_response({**found, "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, http: Request) -> Response:
         request = convert(await read_object(http), DetokenizeRequest)
