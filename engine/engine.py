@@ -11,7 +11,7 @@ from engine.arch import ArchSpec
 from engine.attention.base import AttentionShape
 from engine.attention.registry import build_backend
 from engine.layer_ops import LayerOps, TorchOps
-from engine.memory import pages_for, parameter_bytes
+from engine.memory import EngineShape, checked_pages, read_capacity
 from engine.model import DecoderModel
 from engine.model_files import ModelFiles, kv_root, open_model
 from engine.parallel import Collectives, Mesh, rank_shape
@@ -101,26 +101,39 @@ def read_model(
     engine, scheduler, mesh = engine or EngineConfig(), scheduler or SchedulerConfig(), mesh or Mesh()
     files = open_model(model.path, model.name, model.max_model_len)
     device = resolve_device(engine.device, torch.cuda.is_available())
-    dtype = resolve_dtype(model.dtype, device, files.stored_dtype, "dtype")
-    kv_dtype = dtype if engine.kv_dtype == "auto" else resolve_dtype(engine.kv_dtype, device, "", "kv_dtype")
-    shape = rank_shape(files.spec, mesh)
-    layout = KvLayout(
-        layers=len(files.spec.layers),
-        kv_heads=shape.kv_heads,
-        head_dim=files.spec.head_dim,
-        block_size=engine.block_size or (BLOCK_SIZE_CPU if device.type == "cpu" else BLOCK_SIZE_GPU),
-        dtype=dtype_name(kv_dtype),
-    )
+    shape = engine_shape(files, model, engine, scheduler, mesh, device)
     return ModelInfo(
         files=files,
         card=files.card,
         spec=files.spec,
-        layout=layout,
-        kv_root=kv_root(files, dtype_name(dtype), layout),
+        layout=shape.layout,
+        kv_root=kv_root(files, dtype_name(shape.dtype), shape.layout),
         device=device,
-        dtype=dtype,
-        pages_total=pages_for(engine, layout, device, parameter_bytes(files.spec, dtype, mesh)),
+        dtype=shape.dtype,
+        pages_total=checked_pages(shape, read_capacity(device, engine.gpu_memory_utilization)),
     )
+
+
+def engine_shape(
+    files: ModelFiles,
+    model: ModelConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    mesh: Mesh,
+    device: torch.device,
+) -> EngineShape:
+    """What decides how much memory an engine on `device` takes, every "auto" resolved; ConfigError names the option."""
+    dtype = resolve_dtype(model.dtype, device, files.stored_dtype, "dtype")
+    kv_dtype = dtype if engine.kv_dtype == "auto" else resolve_dtype(engine.kv_dtype, device, "", "kv_dtype")
+    layout = KvLayout(
+        layers=len(files.spec.layers),
+        kv_heads=rank_shape(files.spec, mesh).kv_heads,
+        head_dim=files.spec.head_dim,
+        block_size=engine.block_size or (BLOCK_SIZE_CPU if device.type == "cpu" else BLOCK_SIZE_GPU),
+        dtype=dtype_name(kv_dtype),
+    )
+    card = files.card
+    return EngineShape(files.spec, dtype, layout, device, card.vocab_size, card.max_model_len, engine, scheduler, mesh)
 
 
 def load_engine(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bench_client import command as bench_command
-from launcher import client_commands, doctor, simulate
+from launcher import client_commands, doctor, memory_command, simulate
 from launcher.options import check_model_path, cluster_config, parse_bytes, read_config_file
 from launcher.progress import Progress
 from launcher.up import run_up
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 client_commands.register(app)
 simulate.register(app)
+memory_command.register(app)
 bench_command.register(app)
 
 
@@ -37,6 +38,9 @@ def up(
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV page; 0: 16 on CPU, 64 on GPU.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="KV pages of each instance, e.g. 2GiB.")] = None,
     kv_pages: Annotated[int | None, typer.Option(help="KV pages of each instance, counted; wins.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of a GPU that its instances may take together; default 0.9.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(help="Prefill instances; default 1.")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode instances; default 1.")] = None,
     aggregated: Annotated[

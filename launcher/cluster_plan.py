@@ -28,9 +28,6 @@ KV_MEMORY_BYTES_MIN = 64 << 20
 SHM_SHARE_MAX = 0.8
 """Part of free shared memory that page pools may take; hand-off rings and other programs need the rest."""
 
-GPU_SHARE_MAX = 0.6
-"""Part of a GPU's memory that page pools get when several instances share it; weights need the rest."""
-
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -165,13 +162,12 @@ def _plan_engine(config: ClusterConfig, host: HostFacts, slot: int, roles: list[
 
 def _on_gpu(engine: EngineConfig, host: HostFacts, slot: int, instances: int) -> EngineConfig:
     if engine.device not in ("auto", "cuda") or not host.gpus:
-        return engine
+        share = engine.gpu_memory_utilization / instances
+        return msgspec.structs.replace(engine, gpu_memory_utilization=share)
     gpu = host.gpus[slot % len(host.gpus)]
     sharing = len(range(slot % len(host.gpus), instances, len(host.gpus)))
-    kv_memory_bytes = engine.kv_memory_bytes
-    if sharing > 1 and not engine.pages and not kv_memory_bytes:
-        kv_memory_bytes = int(gpu.memory_bytes * GPU_SHARE_MAX) // sharing
-    return msgspec.structs.replace(engine, device=f"cuda:{gpu.index}", kv_memory_bytes=kv_memory_bytes)
+    share = engine.gpu_memory_utilization / sharing
+    return msgspec.structs.replace(engine, device=f"cuda:{gpu.index}", gpu_memory_utilization=share)
 
 
 def _cpu_kv_bytes(engine: EngineConfig, host: HostFacts, *, shared: bool, pools_shared: int) -> int:

@@ -25,6 +25,7 @@ OPTION_PATHS: dict[str, tuple[str, ...]] = {
     "block_size": ("engine", "block_size"),
     "kv_memory": ("engine", "kv_memory_bytes"),
     "kv_pages": ("engine", "pages"),
+    "gpu_memory_utilization": ("engine", "gpu_memory_utilization"),
     "max_num_seqs": ("scheduler", "max_num_seqs"),
     "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens"),
     "enable_prefix_caching": ("scheduler", "prefix_caching"),

@@ -43,8 +43,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     block_size: int = 0
     """Tokens per KV page; 0: 16 on CPU, 64 on GPU."""
     pages: int = 0
-    """KV pages; 0: sized by `kv_memory_bytes`, or on a GPU by what is free."""
+    """KV pages; 0: sized by `kv_memory_bytes`, or on a GPU by what the rest of the engine leaves."""
     kv_memory_bytes: int = 0
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's whole memory that one engine may take, pages included."""
     kv_dtype: str = "auto"
     cuda_graphs: bool = True
 

@@ -115,8 +115,6 @@ class ChunkGraphs:
         self._scratch = SampleScratch.allocate(self.layout.places_max, vocab_size, device)
         self._decode_starts = torch.arange(decodes_max + 1, dtype=torch.int32, device=device)
         self._pdl = supports_pdl(device)
-        self.logits: dict[StepShape, torch.Tensor] = {}
-        """float32 [places, vocab_rows] of each shape's last step, until any other graph runs."""
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         if capture:
             self._graphs = captured(self.shapes, self._enqueue)
@@ -201,7 +199,7 @@ class ChunkGraphs:
         sliced = shape.tokens <= SLICED_TOKENS_MAX
         model = self._sliced if sliced else self._whole
         with blas_library("cublaslt" if sliced else "default"):
-            logits = self.logits[shape] = model.forward(step, self._kv_pages)
+            logits = model.forward(step, self._kv_pages)
         places = Places.of(self._part("places").view(Places.WORDS, -1)[:, : shape.places])
         results = self.results[: shape.places]
         sample(

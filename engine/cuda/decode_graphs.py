@@ -69,8 +69,6 @@ class DecodeGraphs:
         )
         self._scratch = SampleScratch.allocate(size, vocab_size, device)
         self._query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
-        self.logits: dict[int, torch.Tensor] = {}
-        """float32 [bucket, vocab_rows] of each bucket's last step, until any other graph runs."""
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         if capture:
             self._graphs = captured(self.buckets, self._enqueue)
@@ -96,7 +94,6 @@ class DecodeGraphs:
         )
         fused = self._fused if bucket <= BATCH_MAX else None
         logits = self._model_forward(batch) if fused is None else fused(batch)
-        self.logits[bucket] = logits
         results = self.results[:bucket]
         sample(
             logits,

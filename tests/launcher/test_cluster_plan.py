@@ -117,8 +117,13 @@ def test_aggregated_instances_are_dealt_over_gpus(device: str) -> None:
 
 def test_instances_that_share_a_gpu_share_its_memory() -> None:
     first, alone, second = workers(aggregated(3), GPU_HOST)
-    assert first.engine.kv_memory_bytes == second.engine.kv_memory_bytes == 30 * GIB
-    assert alone.engine.kv_memory_bytes == 0
+    assert first.engine.gpu_memory_utilization == second.engine.gpu_memory_utilization == 0.45
+    assert alone.engine.gpu_memory_utilization == 0.9
+
+
+def test_instances_on_a_named_gpu_share_its_memory() -> None:
+    planned = workers(aggregated(3, "cuda:1"), GPU_HOST)
+    assert [round(worker.engine.gpu_memory_utilization, 9) for worker in planned] == [0.3, 0.3, 0.3]
 
 
 def test_a_named_gpu_is_kept() -> None:
