@@ -18,8 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from conductor.control_loop import ControlLoop
+from conductor.control_loop import ControlLoop, monotonic_us
 from conductor.core.machine import ConductorCore
+from conductor.directory_link import DirectoryLink
 from conductor.gateway.server import SERVICE_NAMES, Gateway, build_gateway
 from conductor.http_server import HttpServer
 from conductor.recording import Recorder
@@ -48,13 +49,23 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
     """Serve until `stop` is set. Raises ConfigError before anything is served, or the fault that ended a part."""
     async with AsyncExitStack() as stack:
         recorder = _recorder(config, stack)
+        name, secret = f"conductor-{secrets.token_hex(4)}", secrets.token_bytes(32)
+        directory = DirectoryLink(config, name, monotonic_us, secret)
+        stack.push_async_callback(directory.close)
         registry = Registry(config.model_names)
         subscriber = EventSubscriber()
         stack.callback(subscriber.close)
         core = ConductorCore(models_known=config.model_names, queue_max=config.queue_max or QUEUED_REQUESTS_MAX)
         loop = ControlLoop(core, registry, subscriber, recorder=recorder)
-        workers = WorkerControlService(loop, registry, f"conductor-{secrets.token_hex(4)}")
-        gateway = build_gateway(config, loop)
+        workers = WorkerControlService(loop, registry, name)
+        gateway = build_gateway(
+            config,
+            loop,
+            tenant_secret=secret,
+            tenants=directory.tenants,
+            peers=directory.peers,
+            collectors=[directory.metrics()],
+        )
         rpc, http = RpcServer(), HttpServer(gateway.http_app, config.log_level)
         endpoints = _bind(config, rpc, http)
         rpc.add_worker_control(workers)
@@ -64,16 +75,19 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
         gateway.add_scaling(rpc.server, pools)
         await gateway.start(endpoints.grpc)
         await rpc.start((*SERVICE_NAMES, SERVICE_NAME))
+        await directory.announce(endpoints.grpc, endpoints.http, gateway.share_tenant_secret)
         parts = [
             asyncio.create_task(loop.run(), name="control loop"),
             asyncio.create_task(loop.read_events(), name="event reader"),
             asyncio.create_task(workers.watch_heartbeats(), name="heartbeats"),
+            asyncio.create_task(directory.run(), name="directory"),
             http.start(),
         ]
         on_ready(endpoints)
         try:
             await _until(stop, parts)
         finally:
+            await directory.withdraw()
             await _shut_down(rpc, http, gateway, workers)
             await _cancel(parts)
 

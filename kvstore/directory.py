@@ -15,6 +15,8 @@ from typing import Protocol
 
 import msgspec
 
+from kvstore.directory_tenants import SharedTenants
+from segue.config import TenantLimits
 from segue.errors import SegueError
 from segue.limits import INSTANCES_MAX
 
@@ -60,6 +62,9 @@ class Directory(Protocol):
 
     async def agree(self, name: str, value: bytes) -> bytes:
         """The value that all members share under `name`: the first one proposed. It does not expire."""
+
+    def shared_tenants(self, limits: TenantLimits) -> SharedTenants | None:
+        """The count over all Conductors; None where there is only one, which counts by itself."""
 
     async def close(self) -> None:
         """Nothing is withdrawn: what was announced ends with its lease."""
@@ -122,6 +127,9 @@ class MemoryDirectory:
     async def agree(self, name: str, value: bytes) -> bytes:
         """`name` is one of the program's own, so there are few."""
         return self._agreed.setdefault(name, value)
+
+    def shared_tenants(self, limits: TenantLimits) -> None:
+        return None
 
     async def close(self) -> None:
         pass

@@ -7,38 +7,18 @@ Compare-and-set is WATCH / MULTI, which needs no scripting; a lease is contended
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from kvstore.directory import DirectoryUnavailable, Lease
-from segue.errors import ConfigError
+from kvstore.directory_client_redis import reachable
+from kvstore.directory_tenants_redis import RedisTenants
+from segue.config import TenantLimits
 
 SCAN_COUNT = 512
 TRANSACTION_TRIES_MAX = 8
 """Lost races in a row before the directory counts as unavailable: with a handful of contenders somebody is spinning."""
-
-
-CALL_S_MAX = 1.0
-"""A server that has not answered for so long is away. Nobody waits for it: everything goes on from memory."""
-
-
-def connect(url: str) -> Redis:
-    """A client that answers bytes; connects when it is first used. Raises ConfigError for a URL that is none.
-
-    One repetition, at once: after a restart of the server the pooled connection is the one that is broken."""
-    try:
-        client: Redis = Redis.from_url(
-            url, socket_timeout=CALL_S_MAX, socket_connect_timeout=CALL_S_MAX, retry=Retry(NoBackoff(), 1)
-        )
-    except ValueError as error:
-        raise ConfigError(f"--redis-url: {error}") from error
-    return client
 
 
 class RedisDirectory:
@@ -111,20 +91,14 @@ class RedisDirectory:
             agreed = await self._redis.get(key)
         return agreed if isinstance(agreed, bytes) else value
 
+    def shared_tenants(self, limits: TenantLimits) -> RedisTenants:
+        return RedisTenants(self._redis, self._cluster, limits)
+
     async def close(self) -> None:
         await self._redis.aclose()
 
     def _key(self, kind: str, name: str) -> str:
         return f"{self._cluster}:{kind}:{name}"
-
-
-@asynccontextmanager
-async def reachable() -> AsyncIterator[None]:
-    """Also a server that answers, but not to this call (loading, read-only, out of memory, wrong password), is away."""
-    try:
-        yield
-    except exceptions.RedisError as error:
-        raise DirectoryUnavailable(f"redis: {error}") from error
 
 
 async def _executed(pipe: Pipeline) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from redis.asyncio import Redis
 
-from kvstore.directory_redis import reachable
+from kvstore.directory_client_redis import reachable
 from kvstore.directory_tenants import (
     REQUESTS,
     RETRY_AFTER_MS_REQUESTS,

@@ -14,6 +14,8 @@ from pathlib import Path
 import segue
 from kvstore.connectors.choice import make_mover
 from kvstore.connectors.process_identity import boot_id
+from kvstore.directory_choice import open_directory
+from kvstore.directory_members import ConductorMembers
 from kvstore.events_zmq import EventPublisher
 from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
@@ -23,12 +25,13 @@ from segue.ids import InstanceRef
 from segue.manifest import InstanceManifest, Role
 from segue.plan import PlanResult
 from worker_runtime.addresses import listen_address
+from worker_runtime.conductors import Conductors
 from worker_runtime.effects import Effects
 from worker_runtime.engine_loading import LoadedEngine, LoadEngine
 from worker_runtime.engine_thread import EngineThread
 from worker_runtime.events import Drain, PlanFinished, Stopping, WorkerCore
 from worker_runtime.load_reports import LoadReporter
-from worker_runtime.loop import WorkerLoop
+from worker_runtime.loop import WorkerLoop, monotonic_us
 from worker_runtime.peer_connections import PeerConnections
 from worker_runtime.recording import Recorder
 from worker_runtime.rpc_control import ConductorLink
@@ -136,13 +139,15 @@ class Instance:
         self._peers = PeerConnections(ref, self._mover, lambda event: self._loop.post(event))
         self._tokens = TokenStreams(ref, config.name, timing.lease_us / 1e6, lambda event: self._loop.post(event))
         manifest = self._peers.manifest = self._manifest(loaded)
-        self._conductors = {address: self._link(address, manifest, loaded) for address in config.conductors}
+        self._conductors = Conductors(
+            config.conductors, lambda address: self._link(address, manifest, loaded), _members(config)
+        )
         self._effects = Effects(
             engine=self._engine,
             mover=self._mover,
             peers=self._peers,
             tokens=self._tokens,
-            conductors=self._conductors,
+            conductors=self._conductors.links,
             publisher=self._publisher,
             post=lambda event: self._loop.post(event),
         )
@@ -152,7 +157,7 @@ class Instance:
 
     async def run(self, stopped: asyncio.Event) -> None:
         self._engine.start()
-        self._tasks = [asyncio.create_task(link.run()) for link in self._conductors.values()]
+        self._tasks = [asyncio.create_task(self._conductors.run())]
         self._tasks.append(asyncio.create_task(self._reporter.run()))
         self._tasks.append(asyncio.create_task(self._watch()))
         self._tasks.append(asyncio.create_task(self._drain()))
@@ -176,7 +181,7 @@ class Instance:
         """Ends when the instance may leave. The Conductors hear of it first: what they assigned until then is taken."""
         await self.draining.wait()
         log.info("draining for up to %g s", self._config.scheduler.drain_s)
-        for link in self._conductors.values():
+        for link in self._conductors.links.values():
             link.nudge()
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._loop.post(Drain())
@@ -195,6 +200,7 @@ class Instance:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._conductors.close()
         await self._tokens.close()
         await asyncio.to_thread(self._engine.stop)
         self._peers.close()
@@ -243,10 +249,17 @@ class Instance:
         self._reporter.note_step(result.elapsed_us, result.steps)
         self._loop.post_threadsafe(PlanFinished(result))
 
-    def _on_registered(self, conductor: str) -> None:
+    def _on_registered(self, conductor: str, address: str) -> None:
         if not self._ready:
             self._ready = True
             self._on_ready({"name": self._config.name, "conductor": conductor, "uuid": self._ref.uuid})
+
+
+def _members(config: WorkerConfig) -> ConductorMembers | None:
+    """None without a shared directory: the embedded one is the Conductor's own."""
+    if not config.directory.redis_url:
+        return None
+    return ConductorMembers(open_directory(config.directory, monotonic_us), lease_ms=config.directory.lease_ms)
 
 
 def _planner_limits(config: WorkerConfig, max_model_len: int) -> PlannerLimits:

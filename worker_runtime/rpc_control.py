@@ -22,7 +22,7 @@ from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 from segue.worker_messages import Outcome
 from worker_runtime.backoff import Backoff
-from worker_runtime.events import Assigned, CancelRequested, Event
+from worker_runtime.events import Assigned, CancelRequested, Event, GatewayLost
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ CHANNEL_OPTIONS = (
 
 class ConductorLink:
     """One Conductor. `post` takes events for the core, `resync` a sequence to replay from; `on_registered` is called
-    after every registration, `on_refused` with the Conductor's reason when it will not have this instance, `on_drain`
-    when it wants the instance to leave."""
+    after every registration with the Conductor's name and address, `on_refused` with its address and reason when it
+    will not have this instance, `on_drain` when it wants the instance to leave."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ConductorLink:
         *,
         post: Callable[[Event], None],
         resync: Callable[[int], None],
-        on_registered: Callable[[str], None],
+        on_registered: Callable[[str, str], None],
         on_refused: Callable[[str, str], None],
         steps: Callable[[], int],
         is_draining: Callable[[], bool],
@@ -70,6 +70,10 @@ class ConductorLink:
         self._is_draining = is_draining
         self._on_drain = on_drain
         self._outcomes: deque[Outcome] = deque(maxlen=OUTCOMES_KEPT_MAX)
+        self.identity = ""
+        """Of the Conductor process that registered this instance last."""
+        self._gateways: set[str] = set()
+        """Gateways of that Conductor's requests."""
         self._something = asyncio.Event()
         self._registered = False
         self._card_wanted = False
@@ -85,6 +89,19 @@ class ConductorLink:
         """Something about this instance has changed: say it now."""
         self._something.set()
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether the stream stands."""
+        return self._registered
+
+    def forget(self) -> None:
+        """The Conductor process has ended: nobody wants its requests any more."""
+        for gateway in sorted(self._gateways):
+            self._post(GatewayLost(gateway))
+        self._gateways.clear()
+        self._outcomes.clear()
+        self.identity = ""
+
     async def run(self) -> None:
         """Until cancelled."""
         backoff = Backoff()
@@ -96,17 +113,21 @@ class ConductorLink:
             await asyncio.sleep(backoff.next_s())
 
     async def _attach(self, backoff: Backoff) -> None:
-        self._registered = self._card_wanted = self._drain_told = False
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            stream = worker_pb2_grpc.WorkerControlStub(channel).Attach(self._outgoing())
-            async for message in stream:
-                if self._on_message(message):
-                    backoff.reset()
+        self._card_wanted = self._drain_told = False
+        try:
+            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+                stream = worker_pb2_grpc.WorkerControlStub(channel).Attach(self._outgoing())
+                async for message in stream:
+                    if self._on_message(message):
+                        backoff.reset()
+        finally:
+            self._registered = False
 
     def _on_message(self, message: worker_pb2.ConductorMessage) -> bool:
         """True when the message says that this instance is registered."""
         kind = message.WhichOneof("body")
         if kind == "assign":
+            self._gateways.add(message.assign.gateway)
             self._post(Assigned(assign_from_pb(message.assign), self.address))
         elif kind == "cancel":
             cancel = cancel_from_pb(message.cancel)
@@ -122,11 +143,15 @@ class ConductorLink:
         return bool(kind == "registered")
 
     def _accept(self, message: worker_pb2.Registered) -> None:
+        if self.identity not in ("", message.conductor):
+            log.warning("conductor %s was started again: what the last one asked for is let go", self.address)
+            self.forget()
+        self.identity = message.conductor
         self._registered = True
         self._card_wanted = message.need_card
         self._heartbeat_s = message.heartbeat_ms / 1000 or HEARTBEAT_S_DEFAULT
         self._something.set()
-        self._on_registered(message.conductor or self.address)
+        self._on_registered(message.conductor or self.address, self.address)
 
     async def _outgoing(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
         yield worker_pb2.WorkerMessage(register=worker_pb2.Register(manifest=self._manifest))

@@ -46,7 +46,7 @@ class Choices:
                     seed = choice_seed(prompt.sampling.seed, choice)
                     scores = prompt.sampling.prompt_logprobs if choice == 0 else None
                     checked = with_sampling(prompt, seed=seed, prompt_logprobs=scores)
-                    own_call = msgspec.structs.replace(call, request_id=request_id)
+                    own_call = msgspec.structs.replace(call, request_id=request_id, tokens_free=choice > 0)
                     self._lives.append(await intake.open(model, own_call, checked, self._wake))
         except RequestError as error:
             self.stop(error)

@@ -28,7 +28,7 @@ from conductor.gateway.openai_format import AnswerHead, ChatFormat, CompletionFo
 from conductor.gateway.openai_prompts import prompt_list, template_messages
 from conductor.gateway.prompts_asked import asked_by_chat, asked_by_completion
 from conductor.gateway.request_fields import CheckedRequest, with_sampling
-from conductor.gateway.validate import check_choices, check_request_id
+from conductor.gateway.validate import check_choices, check_request_id, check_tenant
 from conductor.gateway.wall_clock import unix_seconds
 from segue import limits
 from segue.errors import Cancelled, InvalidField
@@ -38,6 +38,8 @@ COMPLETION_MAX_TOKENS_DEFAULT = 16
 
 REQUEST_ID_BYTES_MAX = limits.REQUEST_ID_BYTES_MAX - 16
 """Room for the prefix and the number of a choice."""
+
+TENANT_HEADER = "X-Segue-Tenant"
 
 DEADLINE_MS_MAX = 24 * 3600 * 1000
 
@@ -132,9 +134,19 @@ def _call(http: Request, request_id: str, arrived_us: int, *, prompt_only: bool 
         request_id=request_id,
         arrived_us=arrived_us,
         deadline_us=_deadline_us(http, arrived_us),
-        tenant=http.headers.get("x-segue-tenant", ""),
+        tenant=_tenant(http),
         prompt_only=prompt_only,
     )
+
+
+def _tenant(http: Request) -> str:
+    """From the header X-Segue-Tenant, in UTF-8 as the `tenant` of a gRPC request is."""
+    try:
+        tenant = http.headers.get("x-segue-tenant", "").encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidField(TENANT_HEADER, "is not valid UTF-8") from error
+    check_tenant(tenant, TENANT_HEADER)
+    return tenant
 
 
 def _deadline_us(http: Request, arrived_us: int) -> int:

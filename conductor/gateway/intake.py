@@ -18,6 +18,7 @@ from conductor.gateway.request_fields import CheckedRequest, SamplingFields
 from conductor.gateway.request_table import RequestTable
 from conductor.gateway.session_events import SessionSpec
 from conductor.gateway.validate import check_prompt_length, validate
+from conductor.tenant_limits import TenantLimiter
 from segue.errors import Overloaded
 
 TEXTS_PENDING_MAX = 512
@@ -37,14 +38,19 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     deadline_us: int = 0
     tenant: str = ""
     prompt_only: bool = False
+    tokens_free: bool = False
+    """A further choice of a prompt that is charged already."""
 
 
 class Intake:
-    def __init__(self, catalog: ModelCatalog, table: RequestTable, pool: Executor, tenant_secret: bytes) -> None:
+    def __init__(
+        self, catalog: ModelCatalog, table: RequestTable, pool: Executor, tenants: TenantLimiter, tenant_secret: bytes
+    ) -> None:
         self.catalog = catalog
         self.table = table
         self._pool = pool
-        self._tenant_secret = tenant_secret
+        self._tenants = tenants
+        self.tenant_secret = tenant_secret
         self._texts_pending = 0
 
     async def tokenize(self, model: UsableModel, text: str, *, add_bos: bool = True, name: str = "prompt") -> list[int]:
@@ -78,7 +84,7 @@ class Intake:
     async def open(self, model: UsableModel, call: Call, checked: CheckedRequest, wake: asyncio.Event) -> LiveRequest:
         """Raises the RequestError with which the request ended at once."""
         self.table.check_id_free(call.request_id)
-        chain = tenant_chain(model.served, self._tenant_secret, call.tenant)
+        chain = tenant_chain(model.served, self.tenant_secret, call.tenant)
         if checked.tokens_prompt > HASH_INLINE_TOKENS_MAX:
             await asyncio.get_running_loop().run_in_executor(self._pool, chain.over, checked.prompt_ids)
         spec = SessionSpec(
@@ -98,7 +104,13 @@ class Intake:
             skip_special_tokens=checked.skip_special_tokens,
             tokens_free=checked.sampling.min_tokens,
         )
-        return self.table.open(spec, text, chain, wake)
+        ticket = await self._tenants.admit(call.tenant, 0 if call.tokens_free else checked.tokens_prompt)
+        try:
+            return self.table.open(spec, text, chain, wake, ticket)
+        except BaseException:
+            if ticket is not None:
+                self._tenants.end(ticket)
+            raise
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -7,6 +7,7 @@ import asyncio
 from conductor.gateway.hash_chain import HashChain
 from conductor.gateway.session import Session
 from conductor.gateway.session_events import Emit, End
+from conductor.tenant_limits import Ticket
 from segue.errors import InternalError, SegueError
 from segue.plan import PromptScores, TokenLogprobs
 
@@ -17,11 +18,15 @@ class LiveRequest:
     `wake` is set on every change; several requests (choices of one call) may share it.
     """
 
-    def __init__(self, wire_id: str, session: Session, chain: HashChain, wake: asyncio.Event) -> None:
+    def __init__(
+        self, wire_id: str, session: Session, chain: HashChain, wake: asyncio.Event, ticket: Ticket | None
+    ) -> None:
         self.wire_id = wire_id
         self.session = session
         self.chain = chain
         self.wake = wake
+        self.ticket = ticket
+        """Its place among its tenant's requests; None without limits."""
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at_us = 0
         self.replan: asyncio.TimerHandle | None = None

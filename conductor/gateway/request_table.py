@@ -38,6 +38,7 @@ from conductor.gateway.session_events import (
 )
 from conductor.gateway.text_stream import TextStream
 from conductor.ports import ConductorPort, Placement, ReceivedTokens, RoutedRequest
+from conductor.tenant_limits import Ticket
 from segue import limits
 from segue.errors import Cancelled, DuplicateRequest, InternalError, Overloaded, RequestError, Unavailable
 from segue.worker_messages import CancelAttempt
@@ -51,11 +52,18 @@ RETRY_AFTER_MS = 1000
 class RequestTable:
     """Implements GatewayPort. `address` is where workers reach this gateway's TokenLink."""
 
-    def __init__(self, conductor: ConductorPort, now_us: Callable[[], int], metrics: RequestMetrics) -> None:
+    def __init__(
+        self,
+        conductor: ConductorPort,
+        now_us: Callable[[], int],
+        metrics: RequestMetrics,
+        end_ticket: Callable[[Ticket], None] = lambda _: None,
+    ) -> None:
         self.address = ""
         self.now_us = now_us
         self._conductor = conductor
         self._metrics = metrics
+        self._end_ticket = end_ticket
         self._live: dict[str, LiveRequest] = {}
         """By wire id."""
         self._wire_ids: dict[str, str] = {}
@@ -76,7 +84,14 @@ class RequestTable:
         if request_id in self._wire_ids:
             raise DuplicateRequest(f"request id {request_id} belongs to a live request", field="request_id")
 
-    def open(self, spec: SessionSpec, text: TextStream, chain: HashChain, wake: asyncio.Event) -> LiveRequest:
+    def open(
+        self,
+        spec: SessionSpec,
+        text: TextStream,
+        chain: HashChain,
+        wake: asyncio.Event,
+        ticket: Ticket | None = None,
+    ) -> LiveRequest:
         """Take a checked request and submit its first attempt. Raises the RequestError that ends it at once."""
         if self._closing:
             raise Unavailable("this gateway is shutting down")
@@ -86,7 +101,7 @@ class RequestTable:
             raise Overloaded(message, resource="live_requests", retry_after_ms=RETRY_AFTER_MS)
         self._opened += 1
         wire_id = f"{spec.request_id}{self._suffix}{self._opened:x}"
-        live = self._live[wire_id] = LiveRequest(wire_id, Session(spec, text), chain, wake)
+        live = self._live[wire_id] = LiveRequest(wire_id, Session(spec, text), chain, wake, ticket)
         self._wire_ids[spec.request_id] = wire_id
         self._submit(live)
         if live.end is not None and live.end.error is not None and not live.session.generated:
@@ -152,6 +167,8 @@ class RequestTable:
                     self._metrics.tokens.emitted(live.session.spec.model, len(decision.token_ids), since_us)
                     if decision.token_ids:
                         live.emitted_us = now_us
+                    if live.ticket is not None:
+                        live.ticket.uncharged += len(decision.token_ids)
                     live.put(decision)
                     live.wake.set()
                 case Replan():
@@ -210,6 +227,8 @@ class RequestTable:
 
     def _finish(self, live: LiveRequest, end: End) -> None:
         live.disarm()
+        if live.ticket is not None:
+            self._end_ticket(live.ticket)
         del self._live[live.wire_id]
         del self._wire_ids[live.request_id]
         summary = live.session.summary()

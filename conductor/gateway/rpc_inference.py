@@ -19,9 +19,10 @@ from conductor.gateway.metrics import RequestMetrics
 from conductor.gateway.model_catalog import UsableModel
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
+from conductor.gateway.rpc_peers import PeerCancels, is_forwarded
 from conductor.gateway.rpc_status import Context, errors_to_status
 from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
-from conductor.gateway.validate import check_request_id
+from conductor.gateway.validate import check_request_id, check_tenant
 from conductor.ports import ConductorPort
 from segue import limits
 from segue.errors import BodyTooLarge, Cancelled, InvalidField
@@ -49,11 +50,14 @@ _SCALARS = (
 
 
 class InferenceService:
-    def __init__(self, intake: Intake, conductor: ConductorPort, metrics: RequestMetrics, version: str) -> None:
+    def __init__(
+        self, intake: Intake, conductor: ConductorPort, metrics: RequestMetrics, version: str, peers: PeerCancels
+    ) -> None:
         self._intake = intake
         self._conductor = conductor
         self._metrics = metrics
         self._version = version
+        self._peers = peers
 
     def handlers(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
@@ -86,6 +90,9 @@ class InferenceService:
             if not message.request_id:
                 raise InvalidField("request_id", "is empty")
             found = self._intake.table.cancel(message.request_id)
+            if not is_forwarded(context):
+                # Ids are each gateway's own, and behind one address nobody knows which gateway has the request.
+                found = await self._peers.cancel(message.request_id) or found
             return serialize(inference_pb2.CancelResponse(found=found))
 
     async def get_cluster(self, body: bytes, context: Context) -> bytes:
@@ -98,6 +105,7 @@ class InferenceService:
         arrived_us = self._intake.table.now_us()
         message = parse(body, inference_pb2.GenerateRequest)
         check_request_id(message.request_id)
+        check_tenant(message.tenant)
         model = await self._intake.catalog.usable(message.model)
         names = {"prompt": "messages"} if message.HasField("chat") else {}
         fields = sampling_fields(message.sampling, names)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import grpc
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from conductor.gateway import rpc_cluster, rpc_inference, rpc_tokens
 from conductor.gateway.http_app import build_http_app
@@ -21,9 +23,11 @@ from conductor.gateway.openai_fields import FieldPolicy
 from conductor.gateway.request_table import RequestTable
 from conductor.gateway.rpc_cluster import ClusterService
 from conductor.gateway.rpc_inference import InferenceService
+from conductor.gateway.rpc_peers import PeerCancels
 from conductor.gateway.rpc_tokens import TokenLinkService
 from conductor.gateway.wall_clock import monotonic_us
 from conductor.ports import ConductorPort, PoolPort
+from conductor.tenant_limits import TenantLimiter
 from segue.config import FrontConfig
 
 TOKENIZE_THREADS = 2
@@ -39,6 +43,7 @@ class Gateway:
     def __init__(
         self,
         table: RequestTable,
+        intake: Intake,
         inference: InferenceService,
         tokens: TokenLinkService,
         http_app: FastAPI,
@@ -48,6 +53,7 @@ class Gateway:
         self.table = table
         self._metrics = metrics
         self.http_app = http_app
+        self._intake = intake
         self._inference = inference
         self._tokens = tokens
         self._pool = pool
@@ -63,26 +69,41 @@ class Gateway:
         """`address` (host:port) is where workers reach the gRPC server that this gateway was added to."""
         self.table.address = address
 
+    def share_tenant_secret(self, secret: bytes) -> None:
+        """From now on prompts are hashed as the other gateways do it."""
+        self._intake.tenant_secret = secret
+
     async def close(self) -> None:
         """End live requests with UNAVAILABLE; their streams see it before the servers stop."""
         self.table.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def build_gateway(config: FrontConfig, conductor: ConductorPort, *, tenant_secret: bytes | None = None) -> Gateway:
-    """`tenant_secret` keys the salts of tenants' block hashes; without one, tenants share nothing across gateways."""
+def build_gateway(
+    config: FrontConfig,
+    conductor: ConductorPort,
+    *,
+    tenant_secret: bytes | None = None,
+    tenants: TenantLimiter | None = None,
+    peers: Callable[[], list[str]] = list,
+    collectors: Sequence[Collector] = (),
+) -> Gateway:
+    """`tenant_secret` keys the salts of tenants' block hashes; without one, tenants share nothing across gateways.
+    `peers` are the other gateways' gRPC addresses, `collectors` metrics to show beside the gateway's own."""
     pool = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="gateway-text")
     registry = CollectorRegistry()
     metrics = RequestMetrics(registry)
-    table = RequestTable(conductor, monotonic_us, metrics)
-    registry.register(ClusterCollector(conductor.cluster, table.counts))
+    tenants = tenants or TenantLimiter(config.tenants, "gateway", monotonic_us)
+    table = RequestTable(conductor, monotonic_us, metrics, tenants.end)
+    for collector in (ClusterCollector(conductor.cluster, table.counts), *collectors):
+        registry.register(collector)
     catalog = ModelCatalog(conductor, pool, config.model_names)
-    intake = Intake(catalog, table, pool, tenant_secret or secrets.token_bytes(32))
+    intake = Intake(catalog, table, pool, tenants, tenant_secret or secrets.token_bytes(32))
     own_version = version("segue")
     http_app = build_http_app(
         CompletionsApi(intake, metrics, FieldPolicy(strict=config.strict_fields)),
         ServiceApi(intake, registry, own_version),
         metrics,
     )
-    inference = InferenceService(intake, conductor, metrics, own_version)
-    return Gateway(table, inference, TokenLinkService(table), http_app, pool, metrics)
+    inference = InferenceService(intake, conductor, metrics, own_version, PeerCancels(peers))
+    return Gateway(table, intake, inference, TokenLinkService(table), http_app, pool, metrics)

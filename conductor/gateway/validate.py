@@ -92,13 +92,22 @@ def check_prompt_length(
 def check_request_id(
     request_id: str, field: str = "request_id", *, bytes_max: int = limits.REQUEST_ID_BYTES_MAX
 ) -> None:
+    _check_name(request_id, field, bytes_max)
+
+
+def check_tenant(tenant: str, field: str = "tenant") -> None:
+    """Empty is the tenant without a name."""
+    _check_name(tenant, field, limits.TENANT_BYTES_MAX)
+
+
+def _check_name(name: str, field: str, bytes_max: int) -> None:
     try:
-        size = len(request_id.encode())
+        size = len(name.encode())
     except UnicodeEncodeError as error:
         raise InvalidField(field, "is not valid Unicode") from error
     if size > bytes_max:
         raise InvalidField(field, f"has {size} bytes, at most {bytes_max} are allowed")
-    if not request_id.isprintable():
+    if not name.isprintable():
         raise InvalidField(field, "holds characters that cannot be printed")
 
 

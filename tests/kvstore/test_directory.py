@@ -9,7 +9,8 @@ from redis.asyncio import Redis
 from redis_server import RedisServer
 
 from kvstore.directory import NAMES_MAX, Directory, DirectoryFull, DirectoryUnavailable, MemoryDirectory
-from kvstore.directory_redis import RedisDirectory, connect
+from kvstore.directory_client_redis import connect
+from kvstore.directory_redis import RedisDirectory
 from segue.errors import ConfigError
 
 Pass = Callable[[int], Awaitable[None]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from kvstore.directory_redis import connect
+from kvstore.directory_client_redis import connect
 from kvstore.directory_tenants import REQUESTS, TENANTS, TOKENS, WINDOW_US, Settlement, TenantLedger, TenantRefusal
 from kvstore.directory_tenants_redis import RedisTenants
 from segue.config import TenantLimits

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import uvicorn
@@ -48,8 +49,9 @@ def client_id(request: RoutedRequest) -> str:
 
 
 @asynccontextmanager
-async def serving(conductor: FakeConductor, config: FrontConfig) -> AsyncIterator[Front]:
-    gateway = build_gateway(config, conductor, tenant_secret=b"secret")
+async def serving(conductor: FakeConductor, config: FrontConfig, **parts: Any) -> AsyncIterator[Front]:
+    """`parts` are more arguments of `build_gateway`."""
+    gateway = build_gateway(config, conductor, tenant_secret=b"secret", **parts)
     conductor.deliver = gateway.table.on_tokens
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES_MAX)])
     gateway.add_to(server)
