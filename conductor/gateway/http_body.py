@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from segue import limits
-from segue.errors import BodyTooLarge, InvalidField
+from segue.errors import BodyTooLarge, Cancelled, InvalidField
 
 T = TypeVar("T")
 
@@ -23,14 +24,18 @@ PATH_OF_ERROR = re.compile(r"^(?P<what>.*?) - at .*?`\$\.?(?P<path>[^`]*)`$", re
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object of a request's body. Raises BodyTooLarge before reading more than the limit."""
+    """The JSON object of a request's body. Raises BodyTooLarge before reading more than the limit, Cancelled when the
+    client leaves before the body's end."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit():
         _check_size(int(declared))
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        _check_size(len(body))
+    try:
+        async for part in request.stream():
+            body += part
+            _check_size(len(body))
+    except ClientDisconnect as error:
+        raise Cancelled("the client is gone") from error
     return decode_object(bytes(body))
 
 

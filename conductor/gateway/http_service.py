@@ -38,7 +38,7 @@ class ServiceApi:
     def __init__(self, intake: Intake, registry: CollectorRegistry, version: str) -> None:
         self._intake = intake
         self._registry = registry
-        self._version = version
+        self.version_name = version
         self._started_s = unix_seconds()
 
     async def models(self, http: Request) -> Response:
@@ -63,7 +63,7 @@ class ServiceApi:
         return json_response({"status": "ready", "models": sorted(served)})
 
     async def version(self, http: Request) -> Response:
-        return json_response({"version": self._version})
+        return json_response({"version": self.version_name})
 
     async def metrics(self, http: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)

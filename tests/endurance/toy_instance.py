@@ -29,6 +29,8 @@ from worker_runtime.instance import OnReady
 from worker_runtime.process import main
 from worker_runtime.toy_engine import VOCAB_SIZE, ToyEngine, toy_layout
 
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
 STEP_MS_VARIABLE = "TOY_STEP_MS"
 FAIL_FILE_VARIABLE = "TOY_FAIL_FILE"
 """While the file that it names exists, an instance whose name stands in it ends as soon as it has started."""
@@ -52,7 +54,9 @@ class PacedEngine:
     def __init__(self, engine: ToyEngine, step_s: float) -> None:
         self._engine = engine
         self._step_s = step_s
-        self.card: ModelCard = msgspec.structs.replace(engine.card, tokenizer_json=word_tokenizer(), digest="toy-words")
+        self.card: ModelCard = msgspec.structs.replace(
+            engine.card, tokenizer_json=word_tokenizer(), chat_template=TEMPLATE, digest="toy-words"
+        )
         self.layout: KvLayout = engine.layout
         self.kv_root: bytes = engine.kv_root
         self.pages_total: int = engine.pages_total

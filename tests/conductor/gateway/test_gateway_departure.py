@@ -7,6 +7,8 @@ import gc
 from collections.abc import Awaitable, Callable
 
 import grpc
+import httpx
+import pytest
 from gateway_front import Front
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
@@ -62,3 +64,19 @@ async def test_client_that_leaves_while_a_message_to_it_is_stuck_ends_its_reques
     finally:
         gc.enable()
     assert [reason for _, reason in front.conductor.finished] == ["cancelled"]
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    front = await start()
+    host, port = front.http_url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    async with asyncio.timeout(10), httpx.AsyncClient(trust_env=False) as client:
+        while 'code="cancelled"' not in (await client.get(f"{front.http_url}/metrics")).text:
+            await asyncio.sleep(0.01)
+    assert "internal error" not in caplog.text
