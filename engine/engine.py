@@ -142,16 +142,18 @@ def load_engine(
     scheduler: SchedulerConfig,
     *,
     page_buffer: memoryview | None = None,
+    pages_trailer_bytes: int = 0,
     info: ModelInfo | None = None,
     mesh: Mesh | None = None,
     collectives: Collectives | None = None,
 ) -> Engine:
     """Load weights and build the runner. `page_buffer` (CPU only, writable, `pages_bytes` long) becomes the KV pool;
-    without one the pool is allocated. `info`: from an earlier `read_model` of the same configuration."""
+    without one the pool is allocated, with `pages_trailer_bytes` spare bytes behind it. `info`: from an earlier
+    `read_model` of the same configuration."""
     info = info or read_model(model, engine, scheduler, mesh)
     if engine.threads and info.device.type == "cpu":
         torch.set_num_threads(engine.threads)
-    pages = _pages(info, page_buffer)
+    pages = _pages(info, page_buffer, pages_trailer_bytes)
     state = RowState(
         scheduler.max_num_seqs,
         info.card.max_model_len + scheduler.pipeline_depth + scheduler.steps_max,
@@ -242,11 +244,12 @@ def graph_runner(
     )
 
 
-def _pages(info: ModelInfo, page_buffer: memoryview | None) -> torch.Tensor:
+def _pages(info: ModelInfo, page_buffer: memoryview | None, trailer_bytes: int) -> torch.Tensor:
     shape = (info.pages_total, *info.layout.page_shape)
     dtype = DTYPES[info.layout.dtype]
     if page_buffer is None:
-        return torch.zeros(shape, dtype=dtype, device=info.device)
+        memory = torch.zeros(info.pages_bytes + trailer_bytes, dtype=torch.uint8, device=info.device)
+        return memory[: info.pages_bytes].view(dtype).view(shape)
     if info.device.type != "cpu":
         raise ConfigError(f"a page buffer in host memory cannot hold the pages of {info.device}")
     if page_buffer.nbytes != info.pages_bytes or page_buffer.readonly:

@@ -72,8 +72,8 @@ def check_cluster(config: ClusterConfig) -> None:
     _check_least(1, at_least_1 | {"--steps-max": scheduler.steps_max})
     if config.front.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {config.front.log_level!r}: known: {', '.join(LOG_LEVELS)}")
-    if config.decode and config.engine.device.startswith("cuda"):
-        raise ConfigError("--device cuda: K/V is not handed over between GPUs yet; use --aggregated")
+    if config.decode and config.engine.device.startswith("cuda") and scheduler.kv_connector not in ("auto", "cuda_ipc"):
+        raise ConfigError(f"--kv-connector {scheduler.kv_connector}: K/V of GPUs is handed over by cuda_ipc")
 
 
 def _check_least(least: int, values: Mapping[str, int]) -> None:
@@ -91,7 +91,7 @@ def threads_per_instance(config: ClusterConfig, host: HostFacts) -> int:
 
 
 def runs_on_gpu(config: ClusterConfig, host: HostFacts) -> bool:
-    """`auto` takes a GPU only for aggregated instances: K/V is handed over in host memory so far."""
+    """`auto` takes a GPU only for aggregated instances: between processes K/V is handed over within one GPU so far."""
     if config.engine.device == "auto":
         return bool(host.gpus) and not config.decode
     return config.engine.device.startswith("cuda")

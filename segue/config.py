@@ -64,7 +64,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     drain_s: float = 30.0
     """An instance that is to leave lets what it runs end for so long; the rest is planned again elsewhere."""
     kv_connector: str = "auto"
-    """shared_memory, tcp; auto: shared memory where both ends see it, else TCP."""
+    """shared_memory, tcp, cuda_ipc; auto: shared memory where both ends see it, else TCP; on a GPU CUDA IPC."""
 
 
 class DirectoryConfig(Config, frozen=True, kw_only=True):

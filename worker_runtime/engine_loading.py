@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvstore.connectors.device_memory import DevicePages
 from kvstore.connectors.shared_segment import OwnedSegment
 from segue.config import WorkerConfig
-from segue.errors import ConfigError
 from segue.ids import InstanceRef
 from segue.manifest import Role
 from worker_runtime.engine_port import EnginePort
@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 
 
 class LoadedEngine:
-    """`pages` is the pool's memory, None where it is not in host memory; `segment` is set where peers may write it."""
+    """`pages` is the pool's memory, None where it is not in host memory; `segment` is set where peers may write it;
+    `device_pages` where pages are handed over within GPU memory."""
 
-    def __init__(self, engine: EnginePort, pages: memoryview | None, segment: OwnedSegment | None) -> None:
+    def __init__(
+        self,
+        engine: EnginePort,
+        pages: memoryview | None,
+        segment: OwnedSegment | None,
+        device_pages: DevicePages | None = None,
+    ) -> None:
         self.engine = engine
+        self.device_pages = device_pages
         self.pages = pages
         self.segment = segment
 
@@ -47,7 +55,7 @@ def load_torch_engine(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
 
     info = read_model(config.model, config.engine, config.scheduler)
     if info.device.type != "cpu":
-        return LoadedEngine(_on_device(config, info), None, None)
+        return _on_device(config, info)
     pages, segment = page_memory(config, ref, info.pages_total, info.layout.page_bytes)
     try:
         engine = load_engine(config.model, config.engine, config.scheduler, page_buffer=pages, info=info)
@@ -58,10 +66,14 @@ def load_torch_engine(config: WorkerConfig, ref: InstanceRef) -> LoadedEngine:
     return LoadedEngine(engine, pages, segment)
 
 
-def _on_device(config: WorkerConfig, info: ModelInfo) -> EnginePort:
-    """Pages in device memory: an aggregated instance hands nothing over and needs no connector."""
+def _on_device(config: WorkerConfig, info: ModelInfo) -> LoadedEngine:
+    """Pages in device memory. An aggregated instance hands nothing over and needs no connector."""
     from engine.engine import load_engine
 
-    if config.role is not Role.AGGREGATED:
-        raise ConfigError(f"KV connector shared_memory needs pages in host memory; the engine runs on {info.device}")
-    return load_engine(config.model, config.engine, config.scheduler, info=info)
+    if config.role is Role.AGGREGATED:
+        return LoadedEngine(load_engine(config.model, config.engine, config.scheduler, info=info), None, None)
+    engine = load_engine(
+        config.model, config.engine, config.scheduler, info=info, pages_trailer_bytes=DevicePages.TRAILER_BYTES
+    )
+    pages = DevicePages(engine.pages.data_ptr(), info.pages_total, info.layout.page_bytes)
+    return LoadedEngine(engine, None, None, pages)

@@ -134,6 +134,7 @@ class Instance:
             segment=loaded.segment,
             listen_host=config.bind_host if config.role is Role.DECODE else None,
             on_done=lambda: _call_if_open(loop, self._effects.collect_moves),
+            device_pages=loaded.device_pages,
         )
         self._publisher = EventPublisher(ref, self._pool.snapshot_events)
         self._peers = PeerConnections(ref, self._mover, lambda event: self._loop.post(event))

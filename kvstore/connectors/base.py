@@ -68,6 +68,7 @@ class Mover(Protocol):
 
 
 MOVERS: dict[str, str] = {
+    "cuda_ipc": "kvstore.connectors.cuda_ipc:CudaIpcMover",
     "shared_memory": "kvstore.connectors.shared_memory:SharedMemoryMover",
     "tcp": "kvstore.connectors.tcp:TcpMover",
 }

@@ -2,7 +2,7 @@
 
 Shared memory costs one copy and no system call, so it is tried first: where the nonce of the target's segment is found,
 both ends see the same memory. Everything else goes over TCP. Only the source can try, so it chooses; the target offers
-both, lends through both, and learns the choice when it is greeted over TCP.
+both, lends through both, and learns the choice when it is greeted over TCP. Pages in a GPU's memory go by CUDA IPC.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.connectors.base import MOVERS, MoveDone, Mover, MoverError
+from kvstore.connectors.cuda_driver import CudaDriver
+from kvstore.connectors.cuda_ipc import NAME as CUDA_IPC
+from kvstore.connectors.cuda_ipc import CudaIpcMover
+from kvstore.connectors.device_memory import DeviceError, DevicePages
 from kvstore.connectors.shared_memory import SharedMemoryMover
 from kvstore.connectors.shared_segment import OwnedSegment
 from kvstore.connectors.tcp import TcpMover
@@ -35,15 +39,30 @@ def make_mover(
     segment: OwnedSegment | None,
     listen_host: str | None,
     on_done: Callable[[], None],
+    device_pages: DevicePages | None = None,
 ) -> Mover:
-    """`segment` and `listen_host` are set at a target. Raises ConfigError."""
+    """`segment` and `listen_host` are set at a target, `device_pages` where the pool is in a GPU's memory: then it is
+    CUDA IPC or nothing. Raises ConfigError."""
     check_connector(connector)
+    if device_pages is not None:
+        return _device_mover(connector, device_pages, is_target=listen_host is not None, on_done=on_done)
+    if connector == CUDA_IPC:
+        raise ConfigError("KV connector cuda_ipc moves pages between GPUs; the engine runs on a CPU")
     if connector == "shared_memory":
         return SharedMemoryMover(pages, page_bytes, segment=segment, on_done=on_done)
     tcp = TcpMover(ref, pages, page_bytes, listen_host=listen_host, on_done=on_done)
     if connector == "tcp":
         return tcp
     return ProbingMover(SharedMemoryMover(pages, page_bytes, segment=segment, on_done=on_done), tcp)
+
+
+def _device_mover(connector: str, pages: DevicePages, *, is_target: bool, on_done: Callable[[], None]) -> CudaIpcMover:
+    if connector not in (AUTO, CUDA_IPC):
+        raise ConfigError(f"KV connector {connector} needs pages in host memory; pages of a GPU go by cuda_ipc")
+    try:
+        return CudaIpcMover(pages, CudaDriver(pages.address), is_target=is_target, on_done=on_done)
+    except DeviceError as error:
+        raise ConfigError(f"KV connector cuda_ipc: {error}") from error
 
 
 class ProbingMover:

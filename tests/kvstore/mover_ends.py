@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from kvstore.connectors.base import MoveDone, Mover
 from kvstore.connectors.choice import ProbingMover
+from kvstore.connectors.cuda_driver import CudaDriver
+from kvstore.connectors.cuda_ipc import CudaIpcMover
+from kvstore.connectors.device_memory import DeviceDriver, DevicePages, HostDriver
 from kvstore.connectors.process_identity import this_process
 from kvstore.connectors.shared_memory import SharedMemoryMover
 from kvstore.connectors.shared_segment import OwnedSegment
@@ -58,6 +64,37 @@ class Ends:
         self.target.close()
 
 
+@dataclass(frozen=True)
+class DevicePool:
+    address: int
+    driver: DeviceDriver
+    memory: object
+    """Keeps the memory alive."""
+
+
+def device_pool(size: int) -> DevicePool:
+    if torch.cuda.is_available():
+        tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        return DevicePool(tensor.data_ptr(), CudaDriver(tensor.data_ptr()), tensor)
+    buffer = ctypes.create_string_buffer(size)
+    return DevicePool(ctypes.addressof(buffer), HostDriver(), buffer)
+
+
+@dataclass
+class DeviceEnds(Ends):
+    """Reads and writes pages through the driver."""
+
+    pools: list[DevicePool] = field(default_factory=list)
+
+    def fill(self, page: int, value: int) -> None:
+        pool = self.pools[0]
+        pool.driver.write(pool.address + page * PAGE_BYTES, bytes([value]) * PAGE_BYTES)
+
+    def at_target(self, page: int) -> bytes:
+        pool = self.pools[1]
+        return pool.driver.read(pool.address + page * PAGE_BYTES, PAGE_BYTES)
+
+
 def own_segment() -> OwnedSegment:
     return OwnedSegment(f"seguetest-{os.getpid()}-{os.urandom(4).hex()}", PAGES, PAGE_BYTES)
 
@@ -92,8 +129,20 @@ def probing_ends() -> Ends:
     return Ends(source, target, own, segment.pages, finished)
 
 
+def device_ends() -> Ends:
+    """On a GPU by its driver, elsewhere on plain memory; both ends in this process."""
+    finished = threading.Semaphore(0)
+    pools = [device_pool(PAGES * PAGE_BYTES + DevicePages.TRAILER_BYTES) for _ in range(2)]
+    own, theirs = (DevicePages(pool.address, PAGES, PAGE_BYTES) for pool in pools)
+    driver = pools[0].driver
+    source = CudaIpcMover(own, driver, on_done=finished.release)
+    target = CudaIpcMover(theirs, driver, is_target=True)
+    return DeviceEnds(source, target, memoryview(b""), memoryview(b""), finished, pools)
+
+
 MAKERS: dict[str, Callable[[], Ends]] = {
     "auto": probing_ends,
+    "cuda_ipc": device_ends,
     "shared_memory": shared_memory_ends,
     "tcp": tcp_ends,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -10,9 +11,18 @@ from mover_ends import ATTEMPT, MAKERS, PAGE_BYTES, PAGES, D, Ends, P
 
 from kvstore.connectors.base import MOVERS, MoveDone, MoverError, mover_class
 from kvstore.connectors.choice import check_connector
-from kvstore.connectors.process_identity import this_process
+from kvstore.connectors.device_memory import HANDLE_BYTES
+from kvstore.connectors.process_identity import pid_space, start_ticks, this_process
 from segue.errors import ConfigError
+from segue.handoff_messages import ProcessIdentity
 from segue.ids import AttemptRef, InstanceRef
+
+
+def another_process() -> ProcessIdentity:
+    """This one's parent: local, alive, and not this one."""
+    ticks = start_ticks(os.getppid())
+    assert ticks is not None
+    return ProcessIdentity(pid_space(), os.getppid(), ticks)
 
 
 @pytest.fixture(params=sorted(MAKERS))
@@ -118,10 +128,11 @@ def test_memory_of_somebody_else_is_refused(ends: Ends) -> None:
 
 
 def test_memory_that_is_not_there_is_refused(ends: Ends) -> None:
-    places = {"shared_memory": "seguetest-nowhere", "tcp": "127.0.0.1:1"}
+    nowhere = f"1:{'00' * HANDLE_BYTES}:0:nowhere:0"
+    places = {"shared_memory": "seguetest-nowhere", "tcp": "127.0.0.1:1", "cuda_ipc": nowhere}
     moved = [msgspec.structs.replace(offer, location=places[offer.mover]) for offer in ends.target.describe()]
     with pytest.raises(MoverError):
-        ends.source.register(D, this_process(), moved)
+        ends.source.register(D, another_process(), moved)
 
 
 def test_other_page_size_is_refused(ends: Ends) -> None:
@@ -198,5 +209,5 @@ def test_close_is_idempotent(ends: Ends) -> None:
 def test_unknown_mover_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="shared_memory, tcp"):
         mover_class("telepathy")
-    with pytest.raises(ConfigError, match="auto, shared_memory, tcp"):
+    with pytest.raises(ConfigError, match="auto, cuda_ipc, shared_memory, tcp"):
         check_connector("telepathy")

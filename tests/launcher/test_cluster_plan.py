@@ -130,11 +130,18 @@ def test_a_named_gpu_is_kept() -> None:
     assert [worker.engine.device for worker in workers(aggregated(1, "cuda:1"), GPU_HOST)] == ["cuda:1"]
 
 
-def test_pairs_stay_on_the_cpu_by_themselves_and_are_refused_on_a_gpu() -> None:
+def test_pairs_stay_on_the_cpu_by_themselves_and_share_a_gpu_when_asked() -> None:
     host = msgspec.structs.replace(GPU_HOST, shm_free_bytes=16 * GIB)
     assert {worker.engine.device for worker in workers(cluster(), host)} == {"cpu"}
-    with pytest.raises(ConfigError, match="--aggregated"):
-        workers(cluster(engine=EngineConfig(device="cuda")), host)
+    on_one = msgspec.structs.replace(host, gpus=host.gpus[:1])
+    pair = workers(cluster(engine=EngineConfig(device="cuda")), on_one)
+    assert [(worker.engine.device, worker.engine.gpu_memory_utilization) for worker in pair] == [("cuda:0", 0.45)] * 2
+
+
+def test_pairs_on_a_gpu_go_by_cuda_ipc_alone() -> None:
+    config = cluster(engine=EngineConfig(device="cuda"), scheduler=SchedulerConfig(kv_connector="tcp"))
+    with pytest.raises(ConfigError, match="cuda_ipc"):
+        workers(config, GPU_HOST)
 
 
 def test_cpu_can_be_forced_on_a_gpu_host() -> None:
