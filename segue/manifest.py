@@ -39,6 +39,8 @@ class InstanceManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the hand-off control channel of this instance listens."""
     events_address: str
     """Where this instance publishes KV events and load reports."""
+    fetches: bool = False
+    """It can copy cached blocks from another instance before it computes, and hands out its own."""
     wire_version: int = WIRE_VERSION
     version: str = ""
 

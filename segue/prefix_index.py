@@ -151,6 +151,10 @@ class PrefixIndex:
         self._note(matched, held, depth)
         return matched
 
+    def is_held(self, block: bytes) -> bool:
+        """Whether any member, believed or not, says that it holds the block in some tier."""
+        return any(table.holders(block) & ~self._gone_mask() for table in self._tables.values())
+
     def blocks(self, uuid: str) -> int:
         """(block, tier) pairs that the instance said it holds."""
         return self._blocks_by_slot[self._holders[uuid].slot]
@@ -251,6 +255,9 @@ class PrefixIndex:
         if self._live is None:
             self._live = _mask(holder.slot for holder in self._holders.values() if holder.believed)
         return self._live
+
+    def _gone_mask(self) -> int:
+        return self._retired_mask | self._sweeping_mask
 
     def _note(self, matched: dict[str, int], mask: int, depth: int) -> None:
         if depth:

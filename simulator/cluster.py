@@ -6,8 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from conductor.core.admission import Objectives
+from conductor.core.beliefs import Beliefs
 from conductor.core.events import InstanceJoined
+from conductor.core.links import LinkBook
 from conductor.core.machine import ConductorCore
+from conductor.core.pricing import Targets
 from decode_worker.core.core import DecodeCore
 from prefill_worker.core.core import PrefillCore
 from segue.batch_planner import BatchPlanner, PlannerLimits
@@ -52,9 +56,16 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 1 << 18
     tokens_output_max: int = 4_096
     """What every client asks for at most: nobody but the engine knows better."""
+    targets: Targets = Targets()
+    """Objectives that a policy may weigh latencies by."""
     refuse_ttft_us: float = float("inf")
     refuse_tpot_us: float = float("inf")
-    """Policies that reject by prediction do so beyond these."""
+    """Opponents that reject by prediction do so beyond these."""
+    uniform_decode_us: float = 10_000_000.0
+    """What `mooncake-predicted` takes every decode to last."""
+    objectives: Objectives | None = None
+    """Our own admission predicts and rejects by these; None: everything is admitted that fits."""
+    tenant_weights: dict[str, float] = {}
     queue_max: int = 1 << 20
     """Requests that may wait in one Conductor."""
     conductors: int = 1
@@ -155,8 +166,17 @@ class Cluster:
             seed=spec.seed * 1_000 + number,
             slo_ttft_us=spec.refuse_ttft_us,
             slo_tpot_us=spec.refuse_tpot_us,
+            uniform_decode_us=spec.uniform_decode_us,
         )
-        core = ConductorCore(policy=make_policy(policy, context), queue_max=spec.queue_max)
+        beliefs = Beliefs(cost=spec.cost, links=LinkBook(spec.link), targets=spec.targets)
+        core = ConductorCore(
+            policy=make_policy(policy, context),
+            queue_max=spec.queue_max,
+            beliefs=beliefs,
+            objectives=spec.objectives,
+            cost=spec.cost,
+            tenant_weights=spec.tenant_weights,
+        )
         return Conductor(f"conductor-{number}", core, self, context.notes)
 
     def _make_worker(self, role: Role, number: int) -> Worker:
@@ -198,6 +218,7 @@ class Cluster:
             max_num_batched_tokens=spec.max_num_batched_tokens,
             control_address=f"sim://{ref.uuid}",
             events_address=f"sim://{ref.uuid}/events",
+            fetches=True,
         )
 
 

@@ -18,7 +18,8 @@ from conductor.core.decisions import (
 from conductor.core.events import Event, RequestFinished, Tick
 from conductor.core.machine import ConductorCore
 from segue.block_hash import block_hashes
-from segue.ids import InstanceRef
+from segue.errors import Overloaded
+from segue.ids import AttemptRef, InstanceRef
 from segue.worker_messages import Assign, Peer
 from simulator.event_heap import Rank
 from simulator.parts import FrontPort, Parts
@@ -97,6 +98,7 @@ class Conductor:
                 front.on_attempt_failed(key, reason)
             case HandoffComplete(key=key):
                 front.on_handoff_complete(key)
+                self._ask_at_landing(key, front)
             case CancelAttempt(ref=ref, key=key, reason=reason):
                 self._tell(ref, ev.CancelRequested(key, reason))
             case Drain(ref=ref):
@@ -104,19 +106,32 @@ class Conductor:
             case Resync(ref=ref, sequence_seen=seen):
                 self._ask_again(ref, seen)
 
+    def _ask_at_landing(self, key: AttemptRef, front: FrontPort) -> None:
+        reason = self._notes.at_landing(key) if self._notes.at_landing is not None else ""
+        if reason:
+            front.on_rejected(key, Overloaded(reason, resource="decode", retry_after_ms=1_000))
+            self.finish(key.request_id, reason)
+
     def _assign(self, route: Route, front: FrontPort) -> None:
         prefill, decode = self._peer(route.prefill), self._peer(route.decode)
         assert decode is not None, "the core routes to members"
         assign = front.assignment(route.key, prefill, decode)
         if assign is None:
             return
-        self._tell(route.decode, ev.Assigned(assign, self.name))
-        fetch = self._notes.fetches.pop(route.key, None)
-        if route.prefill is not None and fetch is None:
-            self._tell(route.prefill, ev.Assigned(assign, self.name))
-        elif route.prefill is not None and fetch is not None:
-            self._tell_after_fetch(route.prefill, fetch, assign)
+        fetch = self._notes.fetches.pop(route.key, None) or self._fetch_of(route)
+        for ref in (route.decode, route.prefill):
+            if ref is not None and fetch is not None and ref.uuid == fetch.target:
+                self._tell_after_fetch(ref, fetch, assign)
+            elif ref is not None:
+                self._tell(ref, ev.Assigned(assign, self.name))
         front.on_placed(route.key, prefill.name if prefill else "", decode.name)
+
+    def _fetch_of(self, route: Route) -> Fetch | None:
+        if route.source is None:
+            return None
+        target = route.prefill or route.decode
+        block_size = self.core.fleet.instances[target.uuid].block_size
+        return Fetch(route.source.uuid, target.uuid, route.tokens_cached_expected // block_size)
 
     def _tell(self, ref: InstanceRef, event: ev.Event) -> None:
         parts = self._parts

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from conductor.core.fleet import Candidates
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
+from conductor.core.joint_policy import JointPolicy
 from conductor.core.policy import (
     Choice,
-    PrefixAndLoadPolicy,
     Query,
     Refusal,
     RoutingPolicy,
@@ -50,6 +51,8 @@ class PolicyNotes:
 
     def __init__(self) -> None:
         self.fetches: dict[AttemptRef, Fetch] = {}
+        self.at_landing: Callable[[AttemptRef], str] | None = None
+        """Asked when a hand-off is complete; a reason rejects the request then."""
 
 
 class PolicyContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,8 @@ class PolicyContext(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     slo_ttft_us: float = float("inf")
     slo_tpot_us: float = float("inf")
+    uniform_decode_us: float = 10_000_000.0
+    """t_d of Mooncake's prediction: what every decode is taken to last."""
     notes: PolicyNotes = msgspec.field(default_factory=PolicyNotes)
 
 
@@ -301,12 +306,21 @@ def llm_d(context: PolicyContext) -> RoutingPolicy:
     return TwoPicks(_StickyUntilSaturated(context), fewest_requests)
 
 
+def _early_rejection(context: PolicyContext, **form: Any) -> RoutingPolicy:
+    from simulator.early_rejection import EarlyRejection
+
+    return EarlyRejection(context, **form)
+
+
 POLICIES: Mapping[str, Callable[[PolicyContext], RoutingPolicy]] = {
-    "segue": lambda _: PrefixAndLoadPolicy(),
+    "segue": lambda _: JointPolicy(),
     "random": random_policy,
     "round-robin": round_robin,
     "least-loaded": least_loaded,
     "mooncake": Mooncake,
+    "mooncake-baseline": lambda context: _early_rejection(context, late=True),
+    "mooncake-early": lambda context: _early_rejection(context),
+    "mooncake-predicted": lambda context: _early_rejection(context, uniform_decode_us=context.uniform_decode_us),
     "dynamo": Dynamo,
     "sglang": sglang,
     "llm-d": llm_d,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from conductor.core.attempt import Attempt
 from conductor.core.decisions import CancelAttempt
 from conductor.core.events import RequestArrived
@@ -31,29 +33,33 @@ class Attempts:
     def get(self, request_id: str) -> Attempt | None:
         return self._live.get(request_id)
 
-    def start(self, request: RequestArrived, choice: Choice, tokens_growth: int) -> Attempt:
+    def start(self, request: RequestArrived, choice: Choice, tokens_growth: int, now_us: int) -> Attempt:
         """Book what `choice` needs; the capacity was checked by the policy in this very step."""
         decode, prefill = choice.decode, choice.prefill
         attempt = Attempt(request, None if prefill is None else prefill.ref, decode.ref)
-        decode_pages = decode.pages_missing(request.tokens_known + tokens_growth, choice.held_decode)
-        if prefill is None:
-            self._ledger.reserve(attempt.key, decode, Share(choice.tokens_compute, decode_pages))
-        else:
-            self._ledger.reserve(attempt.key, decode, Share(0, decode_pages))
-            share = Share(choice.tokens_compute, prefill.pages_missing(request.tokens_known, choice.held_prefill))
-            self._ledger.reserve(attempt.key, prefill, share)
+        pages = decode.pages_missing(request.tokens_known + tokens_growth, choice.held_decode)
+        kv_tokens = request.tokens_known + tokens_growth // 2
+        computed = Share(choice.tokens_compute, 0, choice.compute_us)
+        share = replace(computed if prefill is None else Share(0, 0), pages=pages, kv_tokens=kv_tokens)
+        self._ledger.reserve(attempt.key, decode, share, now_us)
+        if prefill is not None:
+            share = replace(computed, pages=prefill.pages_missing(request.tokens_known, choice.held_prefill))
+            self._ledger.reserve(attempt.key, prefill, share, now_us)
         if choice.tokens_compute:
             self.expected.add(attempt.key, (prefill or decode).uuid, request.block_hashes)
         self._live[request.request_id] = attempt
         return attempt
 
-    def report(self, attempt: Attempt, reporter: InstanceRef, kind: OutcomeKind) -> bool:
+    def report(self, attempt: Attempt, reporter: InstanceRef, kind: OutcomeKind, now_us: int) -> bool:
         """Apply one outcome and release what it frees; False when it was late or repeated."""
         if not attempt.advance(reporter, kind):
             return False
         computing = self._fleet.find(attempt.prefill or attempt.decode)
-        if kind in (OutcomeKind.PREFILL_DONE, OutcomeKind.HANDOFF_COMPLETE) and computing is not None:
-            self._ledger.release_tokens(attempt.key, computing)
+        if computing is not None:
+            if kind is OutcomeKind.PREFILL_STARTED:
+                computing.prefill_work.begin(attempt.key, now_us)
+            elif kind in (OutcomeKind.PREFILL_DONE, OutcomeKind.HANDOFF_COMPLETE):
+                self._ledger.release_tokens(attempt.key, computing, now_us)
         live = attempt.live_sides()
         for ref in attempt.sides():
             if ref not in live:

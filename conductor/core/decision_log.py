@@ -6,8 +6,8 @@ less predicted time: positive when it took longer than predicted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import msgspec
 
@@ -19,8 +19,8 @@ DECISIONS_KEPT = 2_048
 
 CANDIDATES_KEPT = 8
 
-REGRETS_KEPT = 1_024
-"""Regrets that wait to be collected as metrics; past it the oldest are dropped."""
+REGRET_EDGES_US = (-10e6, -1e6, -100e3, -10e3, -1e3, 0.0, 1e3, 10e3, 100e3, 1e6, 10e6)
+"""Upper bounds of the classes that regrets are counted in; what is above has the last class."""
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,19 +61,22 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.candidates if each.verdict == "chosen"), None)
 
 
-class Regret(msgspec.Struct, frozen=True, kw_only=True):
-    """Actual less predicted, of one finished prediction."""
+class RegretTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Actual less predicted, of all finished predictions of one kind: their sum, and how many fell into each class."""
 
-    model: str
-    kind: str
-    """ttft, tpot."""
-    us: float
+    sum_us: float = 0.0
+    counts: tuple[int, ...] = (0,) * (len(REGRET_EDGES_US) + 1)
+
+    def with_one(self, us: float) -> RegretTotals:
+        counts = list(self.counts)
+        counts[bisect_left(REGRET_EDGES_US, us)] += 1
+        return RegretTotals(sum_us=self.sum_us + us, counts=tuple(counts))
 
 
 class DecisionLog:
     def __init__(self) -> None:
         self._kept: OrderedDict[AttemptRef, Explanation] = OrderedDict()
-        self._regrets: list[Regret] = []
+        self._regrets: dict[tuple[str, str], RegretTotals] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -102,19 +105,23 @@ class DecisionLog:
             self._regret(entry.model, "tpot", 0 if known.tpot_us else actual.tpot_us, terms.tpot_us)
 
     def find(self, request_id: str) -> list[Explanation]:
-        """Every kept attempt of a request, the oldest first. A gateway's own suffix (`id~...`) may be left out."""
-        return [
-            entry
-            for key, entry in self._kept.items()
-            if key.request_id == request_id or key.request_id.rpartition("~")[0] == request_id
-        ]
+        """Every kept attempt of a request, the oldest first. What gateways append to its id, a number for each of
+        several choices (`id-2`) and a suffix of their own (`id~...`), may be left out."""
+        return [entry for key, entry in self._kept.items() if _names(key.request_id, request_id)]
 
-    def take_regrets(self) -> Sequence[Regret]:
-        """Those since the last call."""
-        regrets, self._regrets = self._regrets, []
-        return regrets
+    def regrets(self, model: str, kind: str) -> RegretTotals:
+        """Since the start; `kind` is ttft or tpot."""
+        return self._regrets.get((model, kind), RegretTotals())
 
     def _regret(self, model: str, kind: str, actual_us: float, predicted_us: float) -> None:
         if actual_us > 0:
-            self._regrets.append(Regret(model=model, kind=kind, us=actual_us - predicted_us))
-            del self._regrets[:-REGRETS_KEPT]
+            totals = self._regrets.get((model, kind), RegretTotals())
+            self._regrets[model, kind] = totals.with_one(actual_us - predicted_us)
+
+
+def _names(own: str, asked: str) -> bool:
+    if own == asked:
+        return True
+    given = own.rpartition("~")[0] or own
+    rest = given.removeprefix(asked)
+    return given == asked or (rest != given and rest[:1] == "-" and rest[1:].isdigit())

@@ -22,7 +22,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, tag="route"):
     prefill: InstanceRef | None
     decode: InstanceRef
     tokens_cached_expected: int
-    """Prompt tokens that the computing instance should find in its cache."""
+    """Prompt tokens that the computing instance should find in its cache, fetched ones included."""
+    source: InstanceRef | None = None
+    """Where the computing instance is to fetch `tokens_fetched` tokens of the prefix from, behind its own."""
+    tokens_fetched: int = 0
 
 
 class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):

@@ -22,6 +22,9 @@ class GrowthPredictor(Protocol):
     def predict(self, tokens_generated: int, tokens_left: int) -> int:
         """Tokens still to come, at most `tokens_left`, of a request that has `tokens_generated` already."""
 
+    def expect(self, tokens_generated: int, tokens_left: int) -> int:
+        """As `predict`, but what to expect instead of what to make room for."""
+
 
 class QuantileGrowth:
     """The 90 % quantile of recent output lengths among those that are longer than what is generated already."""
@@ -42,3 +45,9 @@ class QuantileGrowth:
             return min(GROWTH_TOKENS_DEFAULT, tokens_left)
         length = self._sorted[start + int(QUANTILE * (longer - 1))]
         return min(length - tokens_generated, tokens_left)
+
+    def expect(self, tokens_generated: int, tokens_left: int) -> int:
+        longer = self._sorted[bisect_right(self._sorted, tokens_generated) :]
+        if len(longer) < LENGTHS_NEEDED:
+            return min(GROWTH_TOKENS_DEFAULT, tokens_left)
+        return min(sum(longer) // len(longer) - tokens_generated, tokens_left)

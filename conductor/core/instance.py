@@ -2,12 +2,16 @@
 
 Load is *booked + others*. Booked is exact and counts from the decision, so a burst spreads before any report arrives.
 Others is what a report shows beyond the bookings at that moment: other Conductors' work, or work not yet cleaned up.
+The booked prompts are kept in predicted time as well, so that a queue can be read off at any moment (`prefill_work`).
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
+from conductor.core.prefill_queue import PrefillQueue
 from conductor.core.rendezvous import stable_hash
 from segue.kv_events import LoadReport
 from segue.manifest import InstanceManifest
@@ -25,11 +29,21 @@ RAMP_TOKENS = 512
 """Extra cost of each further request on a fresh instance: compilation, cold caches, nothing proven yet."""
 
 
+PREFILL_SHARE_US = 10_000_000
+"""Memory of how much of a decode instance's time prefills take: about the life of a request there."""
+
+PREFILL_SHARE_MAX = 0.9
+
+
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """What one attempt books on one instance: prompt tokens to compute, KV pages, and one row."""
 
     tokens: int
     pages: int
+    compute_us: float = 0.0
+    """Predicted time of computing `tokens`."""
+    kv_tokens: int = 0
+    """K/V that its decode steps read; 0 where it does not decode."""
 
 
 class Instance:
@@ -50,9 +64,20 @@ class Instance:
         self.booked_tokens = 0
         self.booked_pages = 0
         self.booked_rows = 0
+        self.booked_kv_tokens = 0
+        self.prefill_work = PrefillQueue()
+        """Booked prompts that are not computed yet."""
+        self.pages_free = manifest.pages_total
+        """Pages that hold nothing: as last reported, less what was booked since."""
+        self.pages_taken = 0
+        self.rows_taken = 0
+        """All that was ever booked: how fast they grow is the demand."""
+        self._prefill_us = 0.0
+        self._prefill_at_us = now_us
         self.others_tokens = 0
         self.others_pages = 0
         self.others_rows = 0
+        self.others_kv_tokens = 0
         self.successes = 0
         self._refusals = 0
         self.refused_until_us = 0
@@ -77,6 +102,21 @@ class Instance:
     def rows_used(self) -> int:
         return self.booked_rows + self.others_rows
 
+    @property
+    def kv_tokens_used(self) -> int:
+        return self.booked_kv_tokens + self.others_kv_tokens
+
+    def prefill_share(self, now_us: int) -> float:
+        """Share of its time that prefills take of late."""
+        faded_us = self._prefill_us * math.exp((self._prefill_at_us - now_us) / PREFILL_SHARE_US)
+        return min(faded_us / PREFILL_SHARE_US, PREFILL_SHARE_MAX)
+
+    def note_prefill(self, now_us: int, compute_us: float) -> None:
+        """A prompt will be computed here."""
+        self._prefill_us *= math.exp((self._prefill_at_us - now_us) / PREFILL_SHARE_US)
+        self._prefill_us += compute_us
+        self._prefill_at_us = now_us
+
     def has_room(self, pages: int) -> bool:
         manifest = self.manifest
         return self.rows_used < manifest.max_num_seqs and self.pages_used + pages <= manifest.pages_total
@@ -89,6 +129,8 @@ class Instance:
         self.others_tokens = max(0, report.tokens_queued - self.booked_tokens)
         self.others_pages = max(0, in_use - self.booked_pages)
         self.others_rows = max(0, report.running + report.waiting - self.booked_rows)
+        self.others_kv_tokens = max(0, report.tokens_running - self.booked_kv_tokens)
+        self.pages_free = report.pages_free
 
     def refuse(self, now_us: int) -> None:
         """It had no room although we thought so: leave it alone for a moment. No sign of illness."""

@@ -16,7 +16,7 @@ import msgspec
 
 from conductor.core.decode_load import DecodeLoad
 from conductor.core.events import RequestArrived
-from conductor.core.instance import Instance
+from conductor.core.instance import PREFILL_SHARE_MAX, PREFILL_SHARE_US, Instance
 from conductor.core.policy import Choice
 from segue.calibration import Calibration, Drift
 from segue.cost_model import CostModel, PrefillCost
@@ -29,6 +29,9 @@ from segue.worker_messages import Outcome, OutcomeKind
 
 ENDED_KEPT = 1_024
 """Attempts that their gateway ended before the instance's last word: it is still on its way."""
+
+TOKENS_TIMED = 8
+"""Where load reports are too rare to show a step, answers of so many tokens do: fewer would time the hand-off."""
 
 KINDS = ("ttft", "tpot", "prefill")
 
@@ -126,7 +129,10 @@ class LatencyForecast:
         ahead = landing.ahead(ttft_us / max(step_us, 1.0), model.lengths)
         kv_tokens = ahead.kv_tokens + request.tokens_known
         tpot_us = decode.us(1, 0) + (ahead.batch * decode.row_us + kv_tokens * decode.kv_token_us)
-        tpot_us *= landing.slowness
+        # Prompts that D computes itself stand between the steps of everybody there.
+        computed_us = prefill_us if at_decode else 0.0
+        share = choice.decode.prefill_share(now_us) + computed_us / PREFILL_SHARE_US
+        tpot_us *= landing.slowness / (1.0 - min(share, PREFILL_SHARE_MAX))
         return Terms(
             queue_us=queue_us,
             prefill_us=prefill_us,
@@ -165,6 +171,10 @@ class LatencyForecast:
             for name, model in self._models.items()
             for kind, bound in model.bounds.items()
         ]
+
+    def drifts(self) -> dict[str, str]:
+        """`drift` of every model that was asked for so far."""
+        return {model: self.drift(model) for model in self._models}
 
     def drift(self, model: str) -> str:
         """Kinds of prediction whose bounds do not hold as they should, in words; empty when all do."""
@@ -283,6 +293,10 @@ class LatencyForecast:
         if outcome.tokens_generated < 2 or not tracked.first_us:
             return Actual(tokens_generated=outcome.tokens_generated)
         tpot_us = (now_us - tracked.first_us) / (outcome.tokens_generated - 1)
+        load = self._decodes.get(tracked.decode)
+        if model.cost.decode is None and load is not None and outcome.tokens_generated >= TOKENS_TIMED:
+            present = load.running()
+            model.cost.observe_decode(max(1, round(present.batch)), present.kv_tokens, tpot_us)
         if tracked.terms is not None:
             model.bounds["tpot"].observe(tracked.terms.tpot_us, tpot_us)
         return Actual(tpot_us=tpot_us, tokens_generated=outcome.tokens_generated)

@@ -14,19 +14,27 @@ class Ledger:
     def __init__(self) -> None:
         self._shares: dict[tuple[AttemptRef, InstanceRef], Share] = {}
 
-    def reserve(self, key: AttemptRef, instance: Instance, share: Share) -> None:
+    def reserve(self, key: AttemptRef, instance: Instance, share: Share, now_us: int) -> None:
         assert (key, instance.ref) not in self._shares, "an attempt books an instance once"
         self._shares[key, instance.ref] = share
         instance.booked_tokens += share.tokens
         instance.booked_pages += share.pages
+        instance.booked_kv_tokens += share.kv_tokens
         instance.booked_rows += 1
+        instance.pages_taken += share.pages
+        instance.rows_taken += 1
+        instance.pages_free = max(0, instance.pages_free - share.pages)
+        if share.compute_us:
+            instance.prefill_work.add(key, share.compute_us, now_us)
+            instance.note_prefill(now_us, share.compute_us)
 
-    def release_tokens(self, key: AttemptRef, instance: Instance) -> None:
+    def release_tokens(self, key: AttemptRef, instance: Instance, now_us: int) -> None:
         """The prompt is computed; pages and row stay booked. No change when nothing is booked."""
         share = self._shares.get((key, instance.ref))
         if share is not None:
-            self._shares[key, instance.ref] = Share(0, share.pages)
+            self._shares[key, instance.ref] = Share(0, share.pages, 0.0, share.kv_tokens)
             instance.booked_tokens -= share.tokens
+            instance.prefill_work.done(key, now_us)
 
     def release(self, key: AttemptRef, instance: Instance) -> bool:
         """End the booking; False when there is none (any more)."""
@@ -35,7 +43,9 @@ class Ledger:
             return False
         instance.booked_tokens -= share.tokens
         instance.booked_pages -= share.pages
+        instance.booked_kv_tokens -= share.kv_tokens
         instance.booked_rows -= 1
+        instance.prefill_work.drop(key)
         return True
 
     def drop(self, key: AttemptRef, ref: InstanceRef) -> None:
@@ -46,13 +56,18 @@ class Ledger:
         return list(self._shares)
 
     def check(self, instances: Mapping[str, Instance]) -> None:
-        sums = {instance.ref: [0, 0, 0] for instance in instances.values()}
+        sums = {instance.ref: [0, 0, 0, 0] for instance in instances.values()}
         for (_, ref), share in self._shares.items():
             assert ref in sums, "a booking on an instance that is gone"
-            for position, amount in enumerate((share.tokens, share.pages, 1)):
+            for position, amount in enumerate((share.tokens, share.pages, share.kv_tokens, 1)):
                 sums[ref][position] += amount
         for instance in instances.values():
-            booked = [instance.booked_tokens, instance.booked_pages, instance.booked_rows]
+            booked = [
+                instance.booked_tokens,
+                instance.booked_pages,
+                instance.booked_kv_tokens,
+                instance.booked_rows,
+            ]
             assert booked == sums[instance.ref], (
                 f"{instance.manifest.name} has {booked} booked, not {sums[instance.ref]}"
             )

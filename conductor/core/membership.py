@@ -10,8 +10,9 @@ from conductor.core.fleet import Fleet
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
 from conductor.core.resync import ResyncSchedule
+from conductor.core.reuse import ReuseBook
 from segue.ids import AttemptRef, InstanceRef
-from segue.kv_events import KvEventBatch, LoadReport
+from segue.kv_events import BlocksRemoved, KvEventBatch, LoadReport
 from segue.prefix_index import Applied, PrefixIndex
 from segue.worker_messages import OutcomeKind
 
@@ -24,11 +25,14 @@ SUCCESSES = {OutcomeKind.PREFILL_DONE, OutcomeKind.HANDOFF_COMPLETE, OutcomeKind
 class Membership:
     """Joins, losses, drains, reports. An instance is one (uuid, incarnation); a newer one replaces the older."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, attempts: Attempts, health: HealthBook) -> None:
+    def __init__(
+        self, fleet: Fleet, index: PrefixIndex, attempts: Attempts, health: HealthBook, reuse: ReuseBook
+    ) -> None:
         self._fleet = fleet
         self._index = index
         self._attempts = attempts
         self._health = health
+        self._reuse = reuse
         self._resyncs = ResyncSchedule()
         self._orphans: dict[InstanceRef, list[AttemptRef]] = {}
 
@@ -55,7 +59,10 @@ class Membership:
 
     def take_kv(self, batch: KvEventBatch, now_us: int) -> None:
         if self._fleet.find(batch.ref) is not None:
-            self._follow(batch.ref.uuid, self._index.apply(batch), now_us)
+            applied = self._index.apply(batch)
+            self._follow(batch.ref.uuid, applied, now_us)
+            if applied is Applied.APPLIED:
+                self._note_evictions(batch)
 
     def take_load(self, report: LoadReport, now_us: int) -> None:
         instance = self._fleet.find(report.ref)
@@ -64,6 +71,12 @@ class Membership:
             instance.take_report(report)
             if report.draining and not instance.draining:
                 self._fleet.mark_draining(instance)
+
+    def _note_evictions(self, batch: KvEventBatch) -> None:
+        for event in batch.events:
+            if isinstance(event, BlocksRemoved):
+                last = [block for block in event.hashes if not self._index.is_held(block)]
+                self._reuse.note_evicted(event.hashes, last, self._index.entries())
 
     def resyncs(self, now_us: int) -> list[Decision]:
         return [

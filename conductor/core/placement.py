@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conductor.core.beliefs import Beliefs
 from conductor.core.decisions import Reject
 from conductor.core.events import RequestArrived
 from conductor.core.expected_prefixes import ExpectedPrefixes
@@ -40,6 +41,7 @@ class Placement:
         health: HealthBook,
         growth: GrowthPredictor,
         policy: RoutingPolicy,
+        beliefs: Beliefs,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -47,6 +49,7 @@ class Placement:
         self._health = health
         self._growth = growth
         self._policy = policy
+        self._beliefs = beliefs
 
     def refusal(self, request: RequestArrived) -> Reject | None:
         """Why `request` cannot be served by the cluster as it is; None: it is a matter of room."""
@@ -59,10 +62,13 @@ class Placement:
         return misfit(request, group.candidates)
 
     def growth_tokens(self, request: RequestArrived) -> int:
-        generated = request.tokens_known - request.tokens_prompt
-        return self._growth.predict(generated, max(0, request.tokens_max - request.tokens_known))
+        """What to make room for: a sequence that grows evenly holds half of its growth over its stay, and those
+        beside it are at other points of theirs. Where they are not, load reports show more than was booked."""
+        return -(-self._growth.predict(*_generated_and_left(request)) // 2)
 
-    def ranked(self, request: RequestArrived, now_us: int) -> list[Choice] | Refusal:
+    def ranked(
+        self, request: RequestArrived, now_us: int, *, waited_us: int, requests_waiting: int
+    ) -> list[Choice] | Refusal:
         """Choices that have room now, best first. `refusal` returned None in this step."""
         group = self._fleet.group_of_root(request.model, request.kv_root)
         assert group is not None, "refusal() was asked first"
@@ -74,10 +80,15 @@ class Placement:
         query = Query(
             request=request,
             tokens_growth=self.growth_tokens(request),
+            tokens_answer=max(1, self._growth.expect(*_generated_and_left(request))),
             held=usable_tokens(held, block_size, request.tokens_known),
             held_soon=usable_tokens(held_soon, block_size, request.tokens_known),
             now_us=now_us,
             tie_hash=stable_hash(request.block_hashes[0] if request.block_hashes else request.request_id.encode()),
+            waited_us=waited_us,
+            requests_waiting=requests_waiting,
+            blocks_cached=self._index.entries(),
+            beliefs=self._beliefs,
         )
         return self._policy.rank(query, group.candidates, self._health)
 
@@ -85,6 +96,10 @@ class Placement:
         """When the next instance that refused may be asked again."""
         ends_us = (instance.refused_until_us for instance in self._fleet.instances.values())
         return min((end_us for end_us in ends_us if end_us > now_us), default=None)
+
+
+def _generated_and_left(request: RequestArrived) -> tuple[int, int]:
+    return request.tokens_known - request.tokens_prompt, max(0, request.tokens_max - request.tokens_known)
 
 
 def _invalid(key: AttemptRef, field: str, message: str) -> Reject:

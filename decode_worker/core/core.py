@@ -359,6 +359,8 @@ class DecodeCore:
 
     def _apply_update(self, attempt: DecodeAttempt, update: SeqUpdate) -> None:
         self._emission.add(attempt, update)
+        if update.tokens and not attempt.tokens_generated and not attempt.was_handed_over:
+            self._out.report(attempt, OutcomeKind.PREFILL_DONE, tokens_cached=update.tokens_cached)
         attempt.position += len(update.tokens)
         attempt.tokens_generated += len(update.tokens)
         if update.finish:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from conductor.core.beliefs import Beliefs
 from conductor.core.decisions import Decision
 from conductor.core.events import (
     Event,
@@ -19,6 +20,7 @@ from conductor.core.events import (
     Tick,
 )
 from conductor.core.machine import ConductorCore
+from segue.cost_model import CostModel, DecodeCost, PrefillCost
 from segue.ids import InstanceRef
 from segue.kv_events import BlocksStored, KvEventBatch, LoadReport
 from segue.kv_layout import KvLayout
@@ -28,6 +30,13 @@ from segue.worker_messages import Outcome, OutcomeKind
 MODEL = "toy"
 BLOCK_SIZE = 4
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=4, block_size=BLOCK_SIZE, dtype="float32")
+
+COST = CostModel(
+    prefill=PrefillCost(base_us=0.0, token_us=1_000.0, pair_us=0.0, floor_us=1_000.0),
+    decode=DecodeCost(base_us=1_000.0, row_us=1_000.0, kv_token_us=1.0),
+    kv_token_bytes=LAYOUT.page_bytes // BLOCK_SIZE,
+)
+"""A token of prefill takes a millisecond, and so does a row of a decode step."""
 
 D = TypeVar("D", bound=Decision)
 
@@ -94,7 +103,7 @@ class World:
     """Wraps a core; every call is one step, checked afterwards."""
 
     def __init__(self, core: ConductorCore | None = None) -> None:
-        self.core = core or ConductorCore()
+        self.core = core or ConductorCore(beliefs=Beliefs(cost=COST))
         self.now_us = 0
         self.refs: dict[str, InstanceRef] = {}
 

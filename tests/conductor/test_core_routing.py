@@ -104,7 +104,7 @@ def test_an_aggregated_instance_prefills_locally() -> None:
     world.join("a1", Role.AGGREGATED)
     route = only(Route, world.submit("r"))
     assert (route.prefill, route.decode) == (None, world.refs["a1"])
-    assert world.booked() == {"a1": (16, 6, 1)}
+    assert world.booked() == {"a1": (16, 5, 1)}
 
 
 def test_a_decode_instance_prefills_locally_only_without_any_prefill_instance() -> None:
@@ -180,9 +180,9 @@ def test_a_failed_instance_is_tried_again_after_a_while(world: World) -> None:
 
 
 def test_a_fresh_instance_gets_work_but_not_all_of_it(world: World) -> None:
+    world.now_us = 60_000_000
     for n in range(3):
         only(Route, world.submit(f"busy{n}", tokens=60))
-    world.now_us = 60_000_000
     world.join("fresh", Role.PREFILL)
     prefills = [only(Route, world.submit(f"r{n}", tokens=8)).prefill for n in range(4)]
     assert prefills.count(world.refs["fresh"]) == 1, "though it stays the least loaded"

@@ -87,7 +87,7 @@ def test_local_prefill_generates_the_models_tokens(depth: int, steps_max: int) -
     driver.run()
     for name, prompt in prompts.items():
         assert driver.generated(name) == toy_tokens(prompt, 9, seed=1)
-        assert driver.outcomes[name] == [OutcomeKind.FINISHED]
+        assert driver.outcomes[name] == [OutcomeKind.PREFILL_DONE, OutcomeKind.FINISHED]
     assert driver.core.is_idle
     assert driver.core.next_wakeup() is None
 
@@ -158,7 +158,7 @@ def test_draining_instance_finishes_what_runs_and_takes_nothing_new() -> None:
     driver.step(ev.Drain())
     driver.submit("b", [1, 2])
     driver.run()
-    assert driver.outcomes == {"a": [OutcomeKind.FINISHED], "b": [OutcomeKind.REFUSED]}
+    assert driver.outcomes == {"a": [OutcomeKind.PREFILL_DONE, OutcomeKind.FINISHED], "b": [OutcomeKind.REFUSED]}
 
 
 def test_assign_said_twice_runs_once() -> None:
@@ -166,7 +166,7 @@ def test_assign_said_twice_runs_once() -> None:
     driver.submit("a", [1, 2])
     driver.submit("a", [1, 2])
     driver.run()
-    assert driver.outcomes["a"] == [OutcomeKind.FINISHED]
+    assert driver.outcomes["a"] == [OutcomeKind.PREFILL_DONE, OutcomeKind.FINISHED]
     assert driver.core.stale["assigned twice"] == 1
 
 

@@ -1,0 +1,120 @@
+"""How much prefill time and how much memory is wanted of late: what a microsecond, or a page, costs those who wait.
+
+**Prefill time.** By Little's law as many requests will arrive while the present queue drains as have arrived while it
+built up, so whoever takes prefill time now delays about as many requests as wait on average. A single look says little,
+because a queue that happens to be empty is no promise; hence the mean over some seconds.
+
+**Memory.** A request keeps its pages for the whole of its answer, long after the decision, so the present fullness says
+little as well. By Little's law again the pages in use will be the rate at which pages are booked times how long they
+stay: `pressure` is that, as a share of all pages. What is booked beyond the pool waits until a longer answer ends: an
+answer's time for each part of the pool that is wanted in excess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from conductor.core.instance import Instance
+from conductor.core.pricing import loss_slope
+
+MEAN_OVER_US = 10_000_000
+
+FULL_POWER = 8
+"""How likely a pool that is filled to some share is full when the next request comes: 1/2 at 92 %, 1/10 at 75 %."""
+
+
+RATE_OVER = 32
+
+
+class _Mean:
+    """Exponential mean over MEAN_OVER_US; what is seen first counts in full."""
+
+    __slots__ = ("_at_us", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._at_us: int | None = None
+
+    def look(self, now_us: int, value: float) -> None:
+        fresh = 1.0 if self._at_us is None else 1.0 - math.exp((self._at_us - now_us) / MEAN_OVER_US)
+        self.value += fresh * (value - self.value)
+        self._at_us = now_us
+
+
+class PrefillDemand:
+    """On one pool of instances that prefill."""
+
+    def __init__(self) -> None:
+        self._waiting = _Mean()
+        self._wait_us = _Mean()
+
+    def look(self, now_us: int, pool: Sequence[Instance], requests_held: int) -> None:
+        """`requests_held` wait in the Conductor, for any of the pool."""
+        if not pool:
+            return
+        queues = [instance.prefill_work for instance in pool]
+        self._waiting.look(now_us, (sum(map(len, queues)) + requests_held) / len(pool))
+        self._wait_us.look(now_us, sum(queue.remaining_us(now_us) for queue in queues) / len(pool))
+
+    def loss_per_us(self, target_us: float) -> float:
+        """To those who wait behind it, of one microsecond of prefill time."""
+        return self._waiting.value * self.slope(target_us)
+
+    def slope(self, target_us: float) -> float:
+        """Loss of one microsecond more that a request waits."""
+        return loss_slope(self._wait_us.value / target_us) / target_us
+
+
+class MemoryDemand:
+    """On one pool of instances that decode. The rate is that of some RATE_OVER requests: a wave of them is
+    noticed before it has filled the pool."""
+
+    def __init__(self) -> None:
+        self._pages_seen = 0
+        self._requests_seen = 0
+        self._seen_us: int | None = None
+        self._us = 0.0
+        self._pages = 0.0
+        self._requests = 0.0
+        self._pages_total = 1
+        self._stay_us = 0.0
+
+    def look(self, now_us: int, pool: Sequence[Instance], stay_us: float) -> None:
+        """`stay_us`: how long an answer takes, and with it its pages."""
+        pages = sum(instance.pages_taken for instance in pool)
+        requests = sum(instance.rows_taken for instance in pool)
+        self._pages_total = sum(instance.manifest.pages_total for instance in pool) or 1
+        self._stay_us = stay_us
+        if self._seen_us is not None:
+            booked = max(0, requests - self._requests_seen)
+            kept = math.exp(-booked / RATE_OVER)
+            self._us = self._us * kept + now_us - self._seen_us
+            self._pages = self._pages * kept + max(0, pages - self._pages_seen)
+            self._requests = self._requests * kept + booked
+        self._seen_us, self._pages_seen, self._requests_seen = now_us, pages, requests
+
+    @property
+    def pressure(self) -> float:
+        """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for."""
+        return self._pages * self._stayed / self._pages_total
+
+    @property
+    def _stayed(self) -> float:
+        """Answer times that the rate was observed over; before there is a rate it is none."""
+        return self._stay_us / self._us if self._requests > RATE_OVER / 4 and self._us else 0.0
+
+    def loss(self, pages: int, instance: Instance, target_us: float) -> float:
+        """To those who find no room, of `pages` more at `instance`.
+
+        Who comes to a full pool waits until its pages leave: of `pages_total` that leave within `stay_us`, so many of
+        them. Behind it wait those who arrive meanwhile.
+        """
+        total, pressure = instance.manifest.pages_total, self.pressure
+        fullness = max(pressure, (instance.pages_used + pages) / total)
+        delay_us = pages / total * self._stay_us
+        excess_us = self._stay_us * max(0.0, pressure - 1.0)
+        wait_us = excess_us + min(1.0, fullness) ** FULL_POWER * delay_us
+        behind = excess_us / max(self._stay_us, 1.0) * self._requests * self._stayed * total / self._pages_total
+        slope = loss_slope(wait_us / target_us) / target_us
+        return min(1.0, fullness) ** FULL_POWER * delay_us * slope * (1.0 + behind)
