@@ -134,24 +134,25 @@ class DecoderModel:
             norms = (layer.q_norm, layer.k_norm, self.spec.norm_eps)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         q = self.ops.rotate_and_store(qkv, ropes[kind.rope], norms, kv_pages, index, step.slots, self.heads)
-        split, parts = step.prefill_tokens, []
-        for backend, plan, queries in (
-            (self.prefill_backend, plans[0], q[:split]),
-            (self.decode_backend, plans[1], q[split:]),
+        split = step.prefill_tokens
+        both = torch.empty_like(q) if plans[0] is not None and plans[1] is not None else None
+        attended = q
+        for backend, plan, span in (
+            (self.prefill_backend, plans[0], slice(0, split)),
+            (self.decode_backend, plans[1], slice(split, None)),
         ):
             if plan is not None:
-                parts.append(
-                    backend.forward(
-                        plan,
-                        index,
-                        queries,
-                        kv_pages,
-                        scale=self.spec.attention_scale,
-                        window=kind.window,
-                        soft_cap=self.spec.attention_soft_cap,
-                    )
+                attended = backend.forward(
+                    plan,
+                    index,
+                    q[span],
+                    kv_pages,
+                    scale=self.spec.attention_scale,
+                    window=kind.window,
+                    soft_cap=self.spec.attention_soft_cap,
+                    out=None if both is None else both[span],
                 )
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        attended = attended if both is None else both
         return attended.reshape(attended.shape[0], -1)
 
     def _reduced(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ hashes is extended block by block and kept with the sequence, so that no step ha
 
 from __future__ import annotations
 
-from segue.block_hash import block_hash, token_bytes
+from segue.block_hash import block_hashes, token_bytes
 from segue.block_pool import BlockPool
 from segue.sequence import Sequence
 
@@ -106,9 +106,10 @@ class BlockTables:
         if not self._pool.caching:
             return []
         size, hashes = self._size, seq.hashes
-        for block in range(len(hashes), count):
+        if len(hashes) < count:
             parent = hashes[-1] if hashes else seq.hash_root
-            hashes.append(block_hash(parent, token_bytes(seq.tokens[block * size : (block + 1) * size])))
+            missing = token_bytes(seq.tokens[len(hashes) * size : count * size])
+            hashes += block_hashes(parent, missing, size)
         return hashes
 
     def publish(self, seq: Sequence, positions: int) -> None:

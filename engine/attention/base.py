@@ -22,6 +22,7 @@ class AttentionBatch:
     seq_lens       int32 [rows]; K/V length, this step's tokens included
     query_starts   int32 [rows + 1]; row r's queries are tokens query_starts[r] .. query_starts[r+1]-1
     max_query, max_seq   upper bounds over rows (exact unless a captured graph pads them)
+    max_tokens     upper bound of all rows' queries together, where it is much below rows * max_query
     decode_only    every row has exactly one query
     seq_lens_host, query_starts_host   the same numbers on the host where the caller has them (spares a sync)
     """
@@ -34,6 +35,7 @@ class AttentionBatch:
     decode_only: bool
     seq_lens_host: tuple[int, ...] | None = None
     query_starts_host: tuple[int, ...] | None = None
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,10 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [tokens, heads, dim], kv_pages [pages, layers, 2, kv_heads, block, dim] -> [tokens, heads, dim] like q.
 
+        `out`, where given, receives the result and is returned.
         Scores are q.k * scale, then soft_cap * tanh(score / soft_cap) where set, softmax in float32.
         """

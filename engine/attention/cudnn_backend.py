@@ -95,14 +95,17 @@ class CudnnBackend:
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if plan.long and (window is not None or soft_cap is not None):
             plan.whole = plan.whole or self.triton.plan(plan.batch)
-            return self.triton.forward(plan.whole, layer, q, kv_pages, scale=scale, window=window, soft_cap=soft_cap)
-        if plan.long and plan.long[0].queries == q.shape[0]:
-            return self._attend_chunk(plan.long[0], plan.batch, layer, q, kv_pages, scale)
-        out = self.triton.forward(plan.rest, layer, q, kv_pages, scale=scale, window=window, soft_cap=soft_cap)
-        for chunk in plan.long:
+            rest, long = plan.whole, plan.long[:0]
+        else:
+            rest, long = plan.rest, plan.long
+        if out is None and long and long[0].queries == q.shape[0]:
+            return self._attend_chunk(long[0], plan.batch, layer, q, kv_pages, scale)
+        out = self.triton.forward(rest, layer, q, kv_pages, scale=scale, window=window, soft_cap=soft_cap, out=out)
+        for chunk in long:
             attended = self._attend_chunk(chunk, plan.batch, layer, q, kv_pages, scale)
             out[chunk.first : chunk.first + chunk.queries] = attended
         return out

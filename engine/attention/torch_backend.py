@@ -91,13 +91,15 @@ class TorchBackend:
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if window not in plan.gathers:
             plan.gathers[window] = self._gathers(plan, kv_pages.shape[1], window)
         gathers = plan.gathers[window]
         if plan.batch.decode_only and gathers[0].rows is None:
-            return self._decode(gathers[0], layer, q, kv_pages, scale, soft_cap)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            attended = self._decode(gathers[0], layer, q, kv_pages, scale, soft_cap)
+            return attended if out is None else out.copy_(attended)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if plan.batch.decode_only:
             for gather in gathers:
                 out[gather.rows] = self._decode(gather, layer, q[gather.rows], kv_pages, scale, soft_cap)

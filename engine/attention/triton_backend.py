@@ -118,6 +118,7 @@ class TritonBackend:
             head_dim=self.shape.head_dim,
             q_dtype=self.shape.dtype,
             max_query=batch.max_query,
+            max_tokens=batch.max_tokens,
             queries_above=self.short,
             queries_below=queries_below,
             query_counts=counts,
@@ -221,9 +222,10 @@ def cut_rows(batch: AttentionBatch, slices: list[list[int]]) -> RowTables:
     hidden = [sum(parts[index + 1 :]) for parts in slices for index in range(len(parts))]
     starts = [0, *accumulate(count for parts in slices for count in parts)]
     count = len(rows)
-    packed = upload([*rows, *hidden, *starts], device, np.int32)
-    index = packed[:count].long()
-    return RowTables(batch.block_tables[index], batch.seq_lens[index] - packed[count : 2 * count], packed[2 * count :])
+    packed = upload([*starts, *rows, *hidden], device, np.int32)  # starts first: kernels get them aligned
+    index = packed[count + 1 : 2 * count + 1].long()
+    lens = batch.seq_lens[index] - packed[2 * count + 1 :]
+    return RowTables(batch.block_tables[index], lens, packed[: count + 1])
 
 
 def query_counts(batch: AttentionBatch) -> tuple[int, ...] | None:

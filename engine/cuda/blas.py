@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import torch
 
+CUBLAS_MIN = 128
+"""Rows of a product from which on cuBLAS's own choice of kernel is better than cuBLASLt's."""
+
 
 @contextlib.contextmanager
 def blas_library(name: str) -> Iterator[None]:
-    """Prefer "cublas", "cublaslt" or torch's "default". Whole decode steps on an H200, default / cublaslt, ms: batch 32
-    5.93 / 5.75, 64 7.13 / 6.91, 128 9.63 / 9.46; at 16 and below it loses 1 %. Without a GPU: nothing."""
+    """Prefer "cublas", "cublaslt" or torch's "default". Without a GPU: nothing."""
     if not torch.cuda.is_available():
         yield
         return
@@ -21,3 +23,9 @@ def blas_library(name: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.preferred_blas_library(before)
+
+
+def library_for(tokens: int) -> str:
+    """The faster one for products of so many rows. All four of a layer of 8B, H200, us, cublas / cublaslt: 64 rows
+    124 / 123, 96 131 / 125, 128 134 / 140, 192 157 / 164, 256 184 / 203, 512 309 / 334, 1024 652 / 659."""
+    return "cublaslt" if tokens < CUBLAS_MIN else "cublas"

@@ -24,7 +24,7 @@ from segue_kernels.programmatic_launch import supports_pdl
 from segue_kernels.sampling import SampleScratch, sample
 
 from engine.attention.base import AttentionBatch
-from engine.cuda.blas import blas_library
+from engine.cuda.blas import blas_library, library_for
 from engine.cuda.capture import captured
 from engine.cuda.slice_attention import SliceAttention, slice_queries
 from engine.model import DecoderModel, StepInput
@@ -58,7 +58,7 @@ class StepWords:
 
     def __init__(self, tokens_max: int, decodes_max: int, slices_max: int) -> None:
         line = tokens_max + decodes_max
-        self.places_max = CHUNKS_MAX + decodes_max
+        self.places_max, self.slices_max = CHUNKS_MAX + decodes_max, slices_max
         sizes = {
             "token_rows": line,
             "token_positions": line,
@@ -198,7 +198,7 @@ class ChunkGraphs:
         )
         sliced = shape.tokens <= SLICED_TOKENS_MAX
         model = self._sliced if sliced else self._whole
-        with blas_library("cublaslt" if sliced else "default"):
+        with blas_library(library_for(count)):
             logits = model.forward(step, self._kv_pages)
         places = Places.of(self._part("places").view(Places.WORDS, -1)[:, : shape.places])
         results = self.results[: shape.places]
@@ -215,12 +215,14 @@ class ChunkGraphs:
 
     def _chunk_attention(self, shape: StepShape) -> AttentionBatch:
         sliced = shape.tokens <= SLICED_TOKENS_MAX
+        rows = self.layout.slices_max if sliced else CHUNKS_MAX
         return AttentionBatch(
-            block_tables=self._state.block_tables[self._part("slice_rows").long()],
-            seq_lens=self._part("slice_lens"),
-            query_starts=self._part("slice_starts"),
+            block_tables=self._state.block_tables[self._part("slice_rows")[:rows].long()],
+            seq_lens=self._part("slice_lens")[:rows],
+            query_starts=self._part("slice_starts")[: rows + 1],
             max_query=min(self._slice_queries, shape.tokens) if sliced else shape.tokens,
             max_seq=self._state.tokens.shape[1],
+            max_tokens=shape.tokens,
             decode_only=False,
         )
 

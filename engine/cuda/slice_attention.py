@@ -55,6 +55,7 @@ class SliceAttention:
         scale: float,
         window: int | None,
         soft_cap: float | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         planned = window in plan.by_window
         if not planned:
@@ -73,4 +74,4 @@ class SliceAttention:
             plan.out = torch.zeros_like(q)
         pdl = planned and supports_pdl(q.device)  # links of a PDL chain read the work list before they wait
         decode_attention(plan.by_window[window], layer, q, kv_pages, plan.out, scale=scale, soft_cap=soft_cap, pdl=pdl)
-        return plan.out
+        return plan.out if out is None else out.copy_(plan.out)

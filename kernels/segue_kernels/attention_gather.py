@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "end"])
 def gather_pages_kernel(
     target,
     kv,
@@ -49,7 +49,7 @@ def gather_pages_kernel(
     tl.store(target + row[:, None] * HEAD_DIM + dim[None, :], tile, mask=(place < tokens)[:, None] & inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def merge_attention_kernel(
     out,
     lse,

@@ -21,6 +21,10 @@ import triton.language as tl
 PROGRAMS_PER_WAVE = 3
 """Split programs that one multiprocessor runs at a time."""
 
+ROWS_BLOCKS = (16, 64, 256)
+"""Rows that a planning kernel is compiled for, then powers of two: a step of another number of rows should not wait for
+the compiler. Sizes of work lists are not specialised either."""
+
 SLOTS_TIMES_ROWS = 8192
 """Size of the slot-against-row comparison of one planning program: bounds its registers."""
 
@@ -41,7 +45,7 @@ def _of_owner(owner, values):
     return tl.sum(tl.where(owner, values[None, :], 0), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "items_max", "items_target", "items_wave", "chunk_one_wave_max", "window"])
 def decode_work_kernel(
     seq_lens,
     query_starts,
@@ -100,7 +104,7 @@ def decode_work_kernel(
     tl.store(item + 6, _of_owner(owner, queries), mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "items_max"])
 def prefill_work_kernel(
     query_starts,
     items,
@@ -198,7 +202,7 @@ def plan_prefill_work(
 
 
 def _planning_blocks(rows: int) -> tuple[int, int]:
-    rows_block = triton.next_power_of_2(max(rows, 2))
+    rows_block = next((size for size in ROWS_BLOCKS if size >= rows), triton.next_power_of_2(rows))
     return rows_block, min(64, max(1, SLOTS_TIMES_ROWS // rows_block))
 
 

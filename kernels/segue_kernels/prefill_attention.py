@@ -43,7 +43,7 @@ class PrefillPlan:
     tiling: PrefillTiling
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def prefill_attention_kernel(
     q,
     kv,
@@ -155,6 +155,7 @@ def plan_prefill(
     head_dim: int,
     q_dtype: torch.dtype,
     max_query: int,
+    max_tokens: int | None = None,
     queries_above: int = 0,
     queries_below: int = QUERIES_UNBOUNDED,
     query_counts: tuple[int, ...] | None = None,
@@ -163,11 +164,13 @@ def plan_prefill(
     """Work list, made on the device, of the rows with queries_above < queries < queries_below.
 
     `query_counts`, where the host has them, make the grid exact; otherwise it covers rows * ceil(max_query / block_m)
-    blocks. The tensors are kept, as in `plan_decode`.
+    blocks, or what `max_tokens` queries in all rows together may need. The tensors are kept, as in `plan_decode`.
     """
     tiling = tiling or prefill_tiling(head_dim, q_dtype)
     if query_counts is None:
         items_max = seq_lens.shape[0] * triton.cdiv(max_query, tiling.block_m)
+        if max_tokens is not None:
+            items_max = min(items_max, seq_lens.shape[0] + max_tokens // tiling.block_m)
     else:
         blocks = (triton.cdiv(count, tiling.block_m) for count in query_counts if queries_above < count < queries_below)
         items_max = sum(blocks)

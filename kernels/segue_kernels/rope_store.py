@@ -39,7 +39,7 @@ def kv_lines(pages_ptr, slot, kv_heads, kv, layer, page_stride, KV_HEADS: tl.con
     return pages_ptr + slot // PAGE_SIZE * page_stride + (lines + slot % PAGE_SIZE) * DIM
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def rope_store_kernel(
     qkv_ptr,
     rope_ptr,

@@ -150,7 +150,7 @@ def gemv_gated_kernel(
     tl.store(out_ptr + columns, out.to(out_ptr.dtype.element_ty), mask=columns < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def gemv_rope_kernel(
     x_ptr,
     w_ptr,
