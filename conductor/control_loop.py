@@ -15,11 +15,14 @@ from typing import Protocol
 import msgspec
 
 from conductor.core.events import (
+    AttemptsHeld,
     DrainRequested,
     Event,
+    InstanceAway,
     InstanceDraining,
     InstanceJoined,
     InstanceLost,
+    InstanceReturned,
     KvPublished,
     LoadReported,
     OutcomeReported,
@@ -33,7 +36,7 @@ from conductor.ports import ClusterView, GatewayPort, InstanceView, RoutedReques
 from conductor.recording import Recorder
 from conductor.registry import Registry
 from segue.errors import DuplicateRequest, Overloaded
-from segue.ids import InstanceRef
+from segue.ids import AttemptRef, InstanceRef
 from segue.kv_events import KvEventBatch, PublishedMessage
 from segue.limits import LIVE_REQUESTS_MAX
 from segue.manifest import InstanceManifest
@@ -141,9 +144,22 @@ class ControlLoop:
         """Idempotent."""
         manifest = self._manifests.pop(ref, None)
         if manifest is not None:
-            del self._dispatcher.links[ref]
+            self._dispatcher.links.pop(ref, None)
             self._events.remove(manifest.events_address)
             self._post(InstanceLost(ref=ref, reason=reason))
+
+    def away(self, ref: InstanceRef, away_us: int) -> None:
+        """Its stream broke and may stand again soon."""
+        if self._dispatcher.links.pop(ref, None) is not None:
+            self._post(InstanceAway(ref=ref, away_us=away_us))
+
+    def returned(self, ref: InstanceRef, link: WorkerLink) -> None:
+        self._dispatcher.connect(ref, link)
+        self._post(InstanceReturned(ref=ref))
+
+    def held(self, ref: InstanceRef, attempts: list[AttemptRef]) -> None:
+        """What the instance still has of what it was assigned before its present stream."""
+        self._post(AttemptsHeld(ref=ref, attempts=attempts))
 
     def draining(self, ref: InstanceRef) -> None:
         self._post(InstanceDraining(ref=ref))

@@ -1,10 +1,12 @@
 """WorkerControl: one bidirectional stream to each worker.
 
-    worker    -> Register, [ModelCardAsset], Outcome*, WorkerHeartbeat*
-    Conductor -> Registered | Refused, Assign*, CancelAttempt*, ResyncEvents*, Drain*
+    worker    -> Register, [ModelCardAsset], Outcome*, LiveAttempts, (Outcome | WorkerHeartbeat)*
+    Conductor -> Registered | Refused, (Assign | CancelAttempt | ResyncEvents | Drain | OutcomesTaken)*
 
-A worker is a member from its Register (and card, where asked for) until its stream ends, it is silent for three
-heartbeats, or the same uuid registers again. Whatever ends the stream tells the control loop exactly once.
+A worker is a member from its Register (and card, where asked for) until it is silent for three heartbeats, a newer
+incarnation registers, or its stream ends. One that leaves says first that it drains; where the stream ends without that
+word the worker is away and stays a member for AWAY_S, so that a cut connection does not cost its requests a new plan,
+unless whoever started it says that its process has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from segue_proto.v1 import worker_pb2
 from conductor.control_loop import ControlLoop, monotonic_us
 from conductor.registry import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX, Registry
 from segue.errors import SegueError
-from segue.ids import InstanceRef
+from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 from segue.worker_messages import Assign, CancelAttempt
@@ -36,10 +38,19 @@ SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerControl"].full_name
 OUTGOING_MAX = 4096
 """Messages a worker has not read yet; a worker further behind is as good as lost."""
 
+OUTCOMES_PER_ACK_MAX = 256
+"""Acknowledged with every heartbeat, and in a burst after so many."""
+
 REGISTER_S_MAX = 10.0
 """A stream that does not say who it is (or does not send the card it was asked for) in this time is closed."""
 
 
+AWAY_S = 1.0
+"""A worker whose connection was cut dials again after 50 ms, 100 ms, 200 ms ...; what is not back by then is lost."""
+
+BROKE = "its control stream broke"
+
+REGISTERED_AGAIN = "it registered again"
 PROCESS_ENDED = "its process has ended"
 
 
@@ -53,6 +64,8 @@ class Session:
     def __init__(self) -> None:
         self.manifest: InstanceManifest | None = None
         self.closed_because = ""
+        self._outcomes_taken = 0
+        self._outcomes_told = 0
         self._outgoing: asyncio.Queue[worker_pb2.ConductorMessage | None] = asyncio.Queue()
 
     def assign(self, assign: Assign) -> None:
@@ -66,6 +79,18 @@ class Session:
 
     def drain(self) -> None:
         self.send(worker_pb2.ConductorMessage(drain=worker_pb2.Drain()))
+
+    def took_outcome(self) -> None:
+        self._outcomes_taken += 1
+        if self._outcomes_taken - self._outcomes_told >= OUTCOMES_PER_ACK_MAX:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """The worker may forget the outcomes that were taken."""
+        if self._outcomes_taken > self._outcomes_told:
+            self._outcomes_told = self._outcomes_taken
+            taken = worker_pb2.OutcomesTaken(outcomes=self._outcomes_taken)
+            self.send(worker_pb2.ConductorMessage(taken=taken))
 
     def refuse(self, reason: str) -> None:
         self.send(worker_pb2.ConductorMessage(refused=worker_pb2.Refused(reason=reason)))
@@ -99,6 +124,7 @@ class WorkerControlService:
         self._name = name
         self._sessions: dict[InstanceRef, Session] = {}
         self._draining: set[InstanceRef] = set()
+        self._away: dict[InstanceRef, asyncio.TimerHandle] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
         attach = grpc.stream_stream_rpc_method_handler(
@@ -120,7 +146,10 @@ class WorkerControlService:
                 yield message
         finally:
             reader.cancel()
-            self._leave(session, session.closed_because or "its control stream broke")
+            if session.closed_because in ("", BROKE):
+                self._part(session)
+            else:
+                self._leave(session, session.closed_because)
 
     async def watch_heartbeats(self) -> None:
         """Until cancelled: close the streams of silent workers. Time in which this process itself stood still proves
@@ -159,8 +188,8 @@ class WorkerControlService:
                 manifest = await self._introduce(session, messages)
             self._join(session, manifest)
             async for message in messages:
-                self._take(manifest.ref, message)
-            session.close("it closed its control stream")
+                self._take(session, manifest.ref, message)
+            session.close(BROKE)
         except TimeoutError:
             session.refuse(f"no registration within {REGISTER_S_MAX:.0f} s")
         except ProtocolBroken as error:
@@ -193,17 +222,23 @@ class WorkerControlService:
         if refusal is not None:
             raise ProtocolBroken(refusal)
         present = self._registry.present(manifest.ref.uuid)
-        if present is not None:
-            reason = "it registered again"
-            self._sessions[present].close(reason)
-            self._leave(self._sessions[present], reason)
+        if present is not None and present != manifest.ref:
+            self._sessions[present].close(REGISTERED_AGAIN)
+            self._leave(self._sessions[present], REGISTERED_AGAIN)
         session.manifest = manifest
+        known = self._sessions.get(manifest.ref)
         self._sessions[manifest.ref] = session
         self._registry.add(manifest, monotonic_us())
-        self._loop.joined(manifest, session)
-        log.info("%s %s joined for model %s", manifest.role, manifest.name, manifest.model)
+        if known is None:
+            self._loop.joined(manifest, session)
+            log.info("%s %s joined for model %s", manifest.role, manifest.name, manifest.model)
+        else:
+            known.close(REGISTERED_AGAIN)
+            self._await_no_longer(manifest.ref)
+            self._loop.returned(manifest.ref, session)
+            log.info("%s %s is back", manifest.role, manifest.name)
 
-    def _take(self, ref: InstanceRef, message: worker_pb2.WorkerMessage) -> None:
+    def _take(self, session: Session, ref: InstanceRef, message: worker_pb2.WorkerMessage) -> None:
         self._registry.heard(ref, monotonic_us())
         match message.WhichOneof("body"):
             case "outcome":
@@ -211,18 +246,42 @@ class WorkerControlService:
                     self._loop.reported(ref, outcome_from_pb(message.outcome))
                 except KeyError as error:
                     raise ProtocolBroken(f"unknown outcome kind {error}") from error
+                session.took_outcome()
+            case "live":
+                session.acknowledge()
+                held = [AttemptRef(key.request_id, key.attempt) for key in message.live.attempts]
+                self._loop.held(ref, held)
             case "heartbeat":
+                session.acknowledge()
                 if message.heartbeat.draining and ref not in self._draining:
                     self._draining.add(ref)
                     self._loop.draining(ref)
             case other:
                 raise ProtocolBroken(f"{other or 'an empty message'} is not expected after registration")
 
+    def _part(self, session: Session) -> None:
+        """The stream broke without a word: the worker may be back in a moment. One that was about to leave has left."""
+        manifest = session.manifest
+        if manifest is None or self._sessions.get(manifest.ref) is not session:
+            return
+        if manifest.ref in self._draining:
+            self._leave(session, BROKE)
+            return
+        self._loop.away(manifest.ref, int(AWAY_S * 1e6))
+        timer = asyncio.get_running_loop().call_later(AWAY_S, self._leave, session, BROKE)
+        self._away[manifest.ref] = timer
+
+    def _await_no_longer(self, ref: InstanceRef) -> None:
+        timer = self._away.pop(ref, None)
+        if timer is not None:
+            timer.cancel()
+
     def _leave(self, session: Session, reason: str) -> None:
         """Idempotent."""
         manifest = session.manifest
         if manifest is None or self._sessions.get(manifest.ref) is not session:
             return
+        self._await_no_longer(manifest.ref)
         del self._sessions[manifest.ref]
         self._draining.discard(manifest.ref)
         self._registry.remove(manifest.ref)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +31,7 @@ class InstanceActor:
         self._stop = threading.Event()
         self._drain = threading.Event()
         self._ready = threading.Event()
+        _call_on_sigterm(self.drain)
 
     def run(self) -> None:
         """Serve until `stop`, or until everything has ended after `drain`; an exception of the worker is the caller's
@@ -48,6 +51,22 @@ class InstanceActor:
 
     def stop(self) -> None:
         self._stop.set()
+
+
+def _call_on_sigterm(call: Callable[[], None]) -> None:
+    """To be called by the main thread, where Ray makes actors. It never returns to Python, where signal handlers run;
+    but the interpreter's C handler writes the number of a signal to a descriptor, and a thread can read it there."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def read() -> None:
+        while True:
+            if signal.SIGTERM in os.read(reader, 64):
+                call()
+
+    threading.Thread(target=read, name="signals", daemon=True).start()
 
 
 def _redirect_output(log: str) -> None:

@@ -72,6 +72,9 @@ class RayPool:
             log_to_driver=False,
             configure_logging=False,
         )
+        # Ray prints pages of its own about every actor that dies; the launcher says it in a line. No option turns that
+        # off: this is what Ray's debugger does to have the terminal for itself.
+        ray._private.worker._worker_logs_enabled = False
         for name, worker in self._workers.items():
             self._start_actor(name, worker)
 

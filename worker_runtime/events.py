@@ -207,8 +207,7 @@ class WorkerCore(Protocol):
 
     def load(self) -> CoreLoad: ...
 
-    @property
-    def is_idle(self) -> bool:
-        """Nothing of any attempt is left here."""
+    def live(self, conductor: str = "") -> list[AttemptRef]:
+        """Attempts of which anything is left here: all, or those that one Conductor assigned."""
 
     def check(self) -> None: ...

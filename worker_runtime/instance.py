@@ -188,7 +188,7 @@ class Instance:
         self._loop.post(Drain())
         try:
             async with asyncio.timeout(self._config.scheduler.drain_s):
-                while not (self._core.is_idle and self._tokens.is_delivered):
+                while self._core.live() or not self._tokens.is_delivered:
                     await asyncio.sleep(DRAIN_LOOK_S)
         except TimeoutError:
             log.warning("not drained in time: what still runs is planned again elsewhere")
@@ -222,6 +222,7 @@ class Instance:
             steps=lambda: self._engine.steps,
             is_draining=lambda: self.draining.is_set() or self._core.load().draining,
             on_drain=self.draining.set,
+            live=lambda: self._core.live(address),
         )
 
     def _manifest(self, loaded: LoadedEngine) -> InstanceManifest:

@@ -1,7 +1,9 @@
 """The worker's streams to the Conductors: it dials each of them, registers, and keeps one stream to each.
 
 Assignments, cancels and resync requests come in; outcomes and heartbeats go out. A broken stream is dialled again with
-back-off and registers anew; outcomes said meanwhile are kept for it, the oldest dropped first.
+back-off and registers anew. Outcomes are kept until the Conductor has taken them, and said again on the next stream (it
+ignores what it knows); after them the worker says which attempts it still has, so that both sides learn what the break
+has swallowed.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class ConductorLink:
         steps: Callable[[], int],
         is_draining: Callable[[], bool],
         on_drain: Callable[[], None],
+        live: Callable[[], list[AttemptRef]],
     ) -> None:
         self.address = address
         self._manifest = msgspec.msgpack.encode(manifest)
@@ -69,7 +72,11 @@ class ConductorLink:
         self._steps = steps
         self._is_draining = is_draining
         self._on_drain = on_drain
-        self._outcomes: deque[Outcome] = deque(maxlen=OUTCOMES_KEPT_MAX)
+        self._live = live
+        self._outcomes: deque[Outcome] = deque()
+        """Not taken yet; the first `_sent` of them are on the present stream."""
+        self._sent = 0
+        self._taken = 0
         self.identity = ""
         """Of the Conductor process that registered this instance last."""
         self._gateways: set[str] = set()
@@ -83,6 +90,9 @@ class ConductorLink:
 
     def report(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
+        if len(self._outcomes) > OUTCOMES_KEPT_MAX:
+            self._outcomes.popleft()
+            self._sent = max(self._sent - 1, 0)
         self._something.set()
 
     def nudge(self) -> None:
@@ -100,6 +110,7 @@ class ConductorLink:
             self._post(GatewayLost(gateway))
         self._gateways.clear()
         self._outcomes.clear()
+        self._sent = 0
         self.identity = ""
 
     async def run(self) -> None:
@@ -136,11 +147,19 @@ class ConductorLink:
             self._resync(message.resync.sequence_seen)
         elif kind == "drain":
             self._on_drain()
+        elif kind == "taken":
+            self._on_taken(message.taken.outcomes)
         elif kind == "refused":
             self._on_refused(self.address, message.refused.reason)
         elif kind == "registered":
             self._accept(message.registered)
         return bool(kind == "registered")
+
+    def _on_taken(self, outcomes: int) -> None:
+        while self._taken < outcomes and self._sent:
+            self._outcomes.popleft()
+            self._sent -= 1
+            self._taken += 1
 
     def _accept(self, message: worker_pb2.Registered) -> None:
         if self.identity not in ("", message.conductor):
@@ -154,6 +173,8 @@ class ConductorLink:
         self._on_registered(message.conductor or self.address, self.address)
 
     async def _outgoing(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        self._sent = self._taken = 0
+        live_said = False
         yield worker_pb2.WorkerMessage(register=worker_pb2.Register(manifest=self._manifest))
         while True:
             idle = not await self._wait_for_something()
@@ -169,8 +190,16 @@ class ConductorLink:
                 self._drain_told = self._is_draining()
                 beat = worker_pb2.WorkerHeartbeat(steps=self._steps(), draining=self._drain_told)
                 yield worker_pb2.WorkerMessage(heartbeat=beat)
-            while self._outcomes:
-                yield worker_pb2.WorkerMessage(outcome=outcome_to_pb(self._outcomes.popleft()))
+            while self._sent < len(self._outcomes):
+                outcome = self._outcomes[self._sent]
+                self._sent += 1
+                yield worker_pb2.WorkerMessage(outcome=outcome_to_pb(outcome))
+            if not live_said:
+                live_said = True
+                attempts = [
+                    worker_pb2.AttemptKey(request_id=key.request_id, attempt=key.attempt) for key in self._live()
+                ]
+                yield worker_pb2.WorkerMessage(live=worker_pb2.LiveAttempts(attempts=attempts))
 
     async def _wait_for_something(self) -> bool:
         """False when a heartbeat is due: at the latest every half of what the Conductor expects."""

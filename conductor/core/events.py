@@ -49,6 +49,26 @@ class InstanceLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     reason: str
 
 
+class InstanceAway(msgspec.Struct, frozen=True, kw_only=True, tag="away"):
+    """Its control stream broke. It may come back within `away_us`; until then nothing is assigned to it."""
+
+    ref: InstanceRef
+    away_us: int
+
+
+class InstanceReturned(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
+    """The same incarnation has a control stream again."""
+
+    ref: InstanceRef
+
+
+class AttemptsHeld(msgspec.Struct, frozen=True, kw_only=True, tag="held"):
+    """What the instance has of the attempts that were assigned before its present control stream."""
+
+    ref: InstanceRef
+    attempts: list[AttemptRef]
+
+
 class InstanceDraining(msgspec.Struct, frozen=True, kw_only=True, tag="draining"):
     """The instance says that it takes no new work."""
 
@@ -83,6 +103,9 @@ Event = (
     | RequestFinished
     | InstanceJoined
     | InstanceLost
+    | InstanceAway
+    | InstanceReturned
+    | AttemptsHeld
     | InstanceDraining
     | DrainRequested
     | LoadReported

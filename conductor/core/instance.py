@@ -137,6 +137,10 @@ class Instance:
         self.refused_until_us = now_us + min(REFUSAL_HOLD_US << self._refusals, REFUSAL_HOLD_US_MAX)
         self._refusals = min(self._refusals + 1, 16)
 
+    def set_aside(self, until_us: int) -> None:
+        """Nothing is to be assigned to it before; 0: it takes work again."""
+        self.refused_until_us = until_us
+
     def grant(self) -> None:
         self._refusals = 0
 

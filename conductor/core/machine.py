@@ -23,11 +23,14 @@ from conductor.core.attempts import Attempts
 from conductor.core.beliefs import PRIOR_COST, Beliefs
 from conductor.core.decisions import AttemptFailed, CancelAttempt, Decision, HandoffComplete, Reject, Route
 from conductor.core.events import (
+    AttemptsHeld,
     DrainRequested,
     Event,
+    InstanceAway,
     InstanceDraining,
     InstanceJoined,
     InstanceLost,
+    InstanceReturned,
     KvPublished,
     LoadReported,
     OutcomeReported,
@@ -161,6 +164,9 @@ class ConductorCore:
                 self._room_changed = True
             case InstanceJoined() | InstanceLost() | InstanceDraining() | DrainRequested():
                 return self._take_membership(now_us, event)
+            case InstanceAway() | InstanceReturned() | AttemptsHeld():
+                self._room_changed = True
+                return self._membership.take_connection(now_us, event)
             case Tick():
                 pass
         return []

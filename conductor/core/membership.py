@@ -5,10 +5,19 @@ from __future__ import annotations
 from conductor.core.attempt import Attempt
 from conductor.core.attempts import Attempts
 from conductor.core.decisions import AttemptFailed, CancelAttempt, Decision, Drain, Resync
-from conductor.core.events import DrainRequested, InstanceDraining, InstanceJoined, InstanceLost
+from conductor.core.events import (
+    AttemptsHeld,
+    DrainRequested,
+    InstanceAway,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLost,
+    InstanceReturned,
+)
 from conductor.core.fleet import Fleet
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
+from conductor.core.reconnection import Reconnections
 from conductor.core.resync import ResyncSchedule
 from conductor.core.reuse import ReuseBook
 from segue.ids import AttemptRef, InstanceRef
@@ -35,6 +44,7 @@ class Membership:
         self._reuse = reuse
         self._resyncs = ResyncSchedule()
         self._orphans: dict[InstanceRef, list[AttemptRef]] = {}
+        self._reconnections = Reconnections(attempts)
 
     def take(
         self, now_us: int, event: InstanceJoined | InstanceLost | InstanceDraining | DrainRequested
@@ -56,6 +66,21 @@ class Membership:
                     return []
                 self._fleet.mark_draining(instance)
                 return [Drain(ref=instance.ref)]
+
+    def take_connection(self, now_us: int, event: InstanceAway | InstanceReturned | AttemptsHeld) -> list[Decision]:
+        """A control stream broke, stands again, or told what its instance has."""
+        instance = self._fleet.find(event.ref)
+        if instance is None:
+            return []
+        match event:
+            case InstanceAway():
+                instance.set_aside(now_us + event.away_us)
+            case InstanceReturned():
+                instance.set_aside(0)
+                self._reconnections.begin(event.ref)
+            case AttemptsHeld():
+                return self._reconnections.compare(instance, event.attempts)
+        return []
 
     def take_kv(self, batch: KvEventBatch, now_us: int) -> None:
         if self._fleet.find(batch.ref) is not None:
@@ -141,6 +166,7 @@ class Membership:
         self._fleet.remove(instance)
         self._index.leave(instance.uuid)
         self._resyncs.settle(instance.uuid)
+        self._reconnections.drop(instance.ref)
         return decisions
 
     def _remember_orphans(self, ref: InstanceRef, keys: list[AttemptRef]) -> None:

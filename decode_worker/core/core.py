@@ -124,9 +124,9 @@ class DecodeCore:
     def _is_draining(self) -> bool:
         return self._draining or self._lender.restart_asked
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._attempts
+    def live(self, conductor: str = "") -> list[AttemptRef]:
+        """Attempts that are here: all, or those of one Conductor."""
+        return [key for key, attempt in self._attempts.items() if conductor in ("", attempt.conductor)]
 
     def states(self) -> dict[AttemptRef, DecodeState]:
         return {key: attempt.state for key, attempt in self._attempts.items()}

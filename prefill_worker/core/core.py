@@ -118,9 +118,9 @@ class PrefillCore:
     def check(self) -> None:
         self._planner.check()
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._attempts
+    def live(self, conductor: str = "") -> list[AttemptRef]:
+        """Attempts that are here: all, or those of one Conductor."""
+        return [key for key, attempt in self._attempts.items() if conductor in ("", attempt.conductor)]
 
     def states(self) -> dict[AttemptRef, PrefillState]:
         return {key: attempt.state for key, attempt in self._attempts.items()}

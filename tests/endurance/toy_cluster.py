@@ -72,7 +72,9 @@ def wait_for(what: Callable[[], Any], seconds_max: float = START_SECONDS_MAX) ->
 
 
 class ToyCluster:
-    """`prefill` + `decode` instances behind one front, tended as the launcher does it; `close` ends and reaps all."""
+    """`prefill` + `decode` instances behind one front, tended as the launcher does it; `close` ends and reaps all.
+
+    `conductor` turns the front's address into the one that instances dial for their control streams."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class ToyCluster:
         step_ms: float = 2.0,
         drain_s: float = 30.0,
         limits: RestartLimits = IMPATIENT,
+        conductor: Callable[[str], str] = str,
     ) -> None:
         self.prefix = f"seguetest-{uuid.uuid4().hex[:8]}"
         self.fail_file, self.hang_file = folder / "who-fails", folder / "who-hangs"
@@ -96,7 +99,13 @@ class ToyCluster:
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         self.workers = [
             worker_config(
-                name, role, conductor=self.grpc, folder=folder, prefix=self.prefix, pages=pages, drain_s=drain_s
+                name,
+                role,
+                conductor=conductor(self.grpc),
+                folder=folder,
+                prefix=self.prefix,
+                pages=pages,
+                drain_s=drain_s,
             )
             for slot, role in enumerate(roles)
             for name in (f"{role.value}-{roles[:slot].count(role)}",)

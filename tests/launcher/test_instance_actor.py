@@ -7,16 +7,20 @@ import sys
 from pathlib import Path
 
 WORKER = """
-def run(config, stop, on_ready):
+def run(config, stop, on_ready, *, drain):
     print("runs", config.name, flush=True)
     if config.model.path == "bad":
         raise ValueError("no such model")
     on_ready()
-    stop.wait()
+    if config.model.path == "told to go":
+        drain.wait()
+        print("drains", flush=True)
+    else:
+        stop.wait()
     print("ends", flush=True)
 """
 SCRIPT = """
-import sys, threading
+import os, signal, sys, threading
 import msgspec
 from launcher.instance_actor import InstanceActor
 from segue.config import ModelConfig, WorkerConfig
@@ -25,7 +29,9 @@ config = WorkerConfig(uuid="u", name="decode-0", role=Role.DECODE, model=ModelCo
 actor = InstanceActor("sample_worker", msgspec.json.encode(config), sys.argv[1])
 running = threading.Thread(target=actor.run)
 running.start()
-if sys.argv[2] != "bad":
+if sys.argv[2] == "told to go":
+    os.kill(actor.wait_ready(), signal.SIGTERM)
+elif sys.argv[2] != "bad":
     actor.wait_ready()
     actor.stop()
 running.join()
@@ -44,6 +50,10 @@ def run_actor(folder: Path, model: str) -> str:
 
 def test_actor_runs_its_worker_until_it_is_stopped(tmp_path: Path) -> None:
     assert run_actor(tmp_path, "good") == "runs decode-0\nends\n"
+
+
+def test_sigterm_lets_the_worker_drain(tmp_path: Path) -> None:
+    assert run_actor(tmp_path, "told to go") == "runs decode-0\ndrains\nends\n"
 
 
 def test_failure_of_the_worker_stands_in_its_log(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_unanswered_request_is_repeated_and_given_up_in_the_end() -> None:
         driver.hear(wire.Heartbeat(D, ME, []))
         kinds += outcomes(driver.step(after_us=TIMING.repeat_us))
     assert kinds == [OutcomeKind.FAILED]
-    assert driver.core.is_idle
+    assert driver.core.live() == []
 
 
 def test_silent_d_ends_its_attempts_within_the_holders_share() -> None:
@@ -157,7 +157,7 @@ def test_failed_row_ends_the_request_and_frees_d() -> None:
     assert isinstance(push, ev.PushTokens)
     assert (push.deltas[0].finish, push.deltas[0].error) == ("error", "NaN logits")
     assert said(decisions, wire.DoneAtP) == ["a"]
-    assert driver.core.is_idle
+    assert driver.core.live() == []
 
 
 def test_source_pages_stay_held_while_the_mover_reads_them() -> None:
@@ -198,7 +198,7 @@ def test_stopping_fails_what_runs_and_tells_d() -> None:
     decisions = driver.step(ev.Stopping("bye"))
     assert outcomes(decisions) == [OutcomeKind.FAILED]
     assert said(decisions, wire.Abort) == ["a"]
-    assert driver.core.is_idle
+    assert driver.core.live() == []
 
 
 def test_lease_is_the_granters_and_a_shorter_one_ends_sooner() -> None:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from segue_proto.v1 import inference_pb2 as segue__proto_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsegue_proto/v1/worker.proto\x12\x08segue.v1\x1a\x1esegue_proto/v1/inference.proto\"0\n\x0bInstanceRef\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x1c\n\x08Register\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\".\n\x0eModelCardAsset\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x02 \x01(\x0c\"\x94\x01\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.segue.v1.OutcomeKind\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rtokens_cached\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\r\"2\n\x0fWorkerHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\xbf\x01\n\rWorkerMessage\x12&\n\x08register\x18\x01 \x01(\x0b\x32\x12.segue.v1.RegisterH\x00\x12(\n\x04\x63\x61rd\x18\x02 \x01(\x0b\x32\x18.segue.v1.ModelCardAssetH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.segue.v1.OutcomeH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.segue.v1.WorkerHeartbeatH\x00\x42\x06\n\x04\x62ody\"H\n\nRegistered\x12\x11\n\tneed_card\x18\x01 \x01(\x08\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x11\n\tconductor\x18\x03 \x01(\t\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Q\n\x04Peer\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.segue.v1.InstanceRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\"\xfd\x01\n\x06\x41ssign\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07gateway\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x15\n\rtokens_prompt\x18\x05 \x01(\r\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.segue.v1.SamplingParams\x12\x1f\n\x07prefill\x18\x07 \x01(\x0b\x32\x0e.segue.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x08 \x01(\x0b\x32\x0e.segue.v1.Peer\x12\x11\n\thash_root\x18\t \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\"D\n\rCancelAttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0cResyncEvents\x12\x15\n\rsequence_seen\x18\x01 \x01(\x04\"\x07\n\x05\x44rain\"\x87\x02\n\x10\x43onductorMessage\x12*\n\nregistered\x18\x01 \x01(\x0b\x32\x14.segue.v1.RegisteredH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.segue.v1.RefusedH\x00\x12\"\n\x06\x61ssign\x18\x03 \x01(\x0b\x32\x10.segue.v1.AssignH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.segue.v1.CancelAttemptH\x00\x12(\n\x06resync\x18\x05 \x01(\x0b\x32\x16.segue.v1.ResyncEventsH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.segue.v1.DrainH\x00\x42\x06\n\x04\x62ody\"~\n\x0cPromptScores\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x14\n\x0c\x61lternatives\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"\xb3\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x15\n\rtokens_cached\x18\x08 \x01(\r\x12\x14\n\x0c\x66rom_prefill\x18\t \x01(\x08\x12\x10\n\x08queue_us\x18\n \x01(\r\x12\x12\n\ncompute_us\x18\x0b \x01(\r\x12&\n\x06scores\x18\x0c \x01(\x0b\x32\x16.segue.v1.PromptScores\"d\n\nTokenBatch\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.segue.v1.InstanceRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x14.segue.v1.TokenDelta\"E\n\x08TokenAck\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x04\x12(\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x17.segue.v1.CancelAttempt*\xe3\x02\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTCOME_KIND_GRANTED\x10\x01\x12 \n\x1cOUTCOME_KIND_PREFILL_STARTED\x10\x02\x12\x1d\n\x19OUTCOME_KIND_PREFILL_DONE\x10\x03\x12!\n\x1dOUTCOME_KIND_HANDOFF_COMPLETE\x10\x04\x12\x16\n\x12OUTCOME_KIND_EMPTY\x10\x05\x12\x1a\n\x16OUTCOME_KIND_DONE_AT_P\x10\x06\x12\x19\n\x15OUTCOME_KIND_FINISHED\x10\x07\x12\x18\n\x14OUTCOME_KIND_REFUSED\x10\x08\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\t\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\n\x12\x1a\n\x16OUTCOME_KIND_PREEMPTED\x10\x0b\x32R\n\rWorkerControl\x12\x41\n\x06\x41ttach\x12\x17.segue.v1.WorkerMessage\x1a\x1a.segue.v1.ConductorMessage(\x01\x30\x01\x32\x41\n\tTokenLink\x12\x34\n\x04Push\x12\x14.segue.v1.TokenBatch\x1a\x12.segue.v1.TokenAck(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsegue_proto/v1/worker.proto\x12\x08segue.v1\x1a\x1esegue_proto/v1/inference.proto\"0\n\x0bInstanceRef\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x1c\n\x08Register\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\".\n\x0eModelCardAsset\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61rd\x18\x02 \x01(\x0c\"\x94\x01\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.segue.v1.OutcomeKind\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x15\n\rtokens_cached\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\r\"2\n\x0fWorkerHeartbeat\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"1\n\nAttemptKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"6\n\x0cLiveAttempts\x12&\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x14.segue.v1.AttemptKey\"\xe7\x01\n\rWorkerMessage\x12&\n\x08register\x18\x01 \x01(\x0b\x32\x12.segue.v1.RegisterH\x00\x12(\n\x04\x63\x61rd\x18\x02 \x01(\x0b\x32\x18.segue.v1.ModelCardAssetH\x00\x12$\n\x07outcome\x18\x03 \x01(\x0b\x32\x11.segue.v1.OutcomeH\x00\x12.\n\theartbeat\x18\x04 \x01(\x0b\x32\x19.segue.v1.WorkerHeartbeatH\x00\x12&\n\x04live\x18\x05 \x01(\x0b\x32\x16.segue.v1.LiveAttemptsH\x00\x42\x06\n\x04\x62ody\"H\n\nRegistered\x12\x11\n\tneed_card\x18\x01 \x01(\x08\x12\x14\n\x0cheartbeat_ms\x18\x02 \x01(\r\x12\x11\n\tconductor\x18\x03 \x01(\t\"\x19\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Q\n\x04Peer\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.segue.v1.InstanceRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x03 \x01(\t\"\xfd\x01\n\x06\x41ssign\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07gateway\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x15\n\rtokens_prompt\x18\x05 \x01(\r\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.segue.v1.SamplingParams\x12\x1f\n\x07prefill\x18\x07 \x01(\x0b\x32\x0e.segue.v1.Peer\x12\x1e\n\x06\x64\x65\x63ode\x18\x08 \x01(\x0b\x32\x0e.segue.v1.Peer\x12\x11\n\thash_root\x18\t \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\n \x01(\x04\"D\n\rCancelAttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0cResyncEvents\x12\x15\n\rsequence_seen\x18\x01 \x01(\x04\"\x07\n\x05\x44rain\"!\n\rOutcomesTaken\x12\x10\n\x08outcomes\x18\x01 \x01(\x04\"\xb1\x02\n\x10\x43onductorMessage\x12*\n\nregistered\x18\x01 \x01(\x0b\x32\x14.segue.v1.RegisteredH\x00\x12$\n\x07refused\x18\x02 \x01(\x0b\x32\x11.segue.v1.RefusedH\x00\x12\"\n\x06\x61ssign\x18\x03 \x01(\x0b\x32\x10.segue.v1.AssignH\x00\x12)\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x17.segue.v1.CancelAttemptH\x00\x12(\n\x06resync\x18\x05 \x01(\x0b\x32\x16.segue.v1.ResyncEventsH\x00\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x0f.segue.v1.DrainH\x00\x12(\n\x05taken\x18\x07 \x01(\x0b\x32\x17.segue.v1.OutcomesTakenH\x00\x42\x06\n\x04\x62ody\"~\n\x0cPromptScores\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x14\n\x0c\x61lternatives\x18\x02 \x01(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"\xb3\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.segue.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x16.segue.v1.FinishReason\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x15\n\rtokens_cached\x18\x08 \x01(\r\x12\x14\n\x0c\x66rom_prefill\x18\t \x01(\x08\x12\x10\n\x08queue_us\x18\n \x01(\r\x12\x12\n\ncompute_us\x18\x0b \x01(\r\x12&\n\x06scores\x18\x0c \x01(\x0b\x32\x16.segue.v1.PromptScores\"d\n\nTokenBatch\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.segue.v1.InstanceRef\x12\x0c\n\x04name\x18\x02 \x01(\t\x12$\n\x06\x64\x65ltas\x18\x03 \x03(\x0b\x32\x14.segue.v1.TokenDelta\"E\n\x08TokenAck\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x04\x12(\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32\x17.segue.v1.CancelAttempt*\xe3\x02\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTCOME_KIND_GRANTED\x10\x01\x12 \n\x1cOUTCOME_KIND_PREFILL_STARTED\x10\x02\x12\x1d\n\x19OUTCOME_KIND_PREFILL_DONE\x10\x03\x12!\n\x1dOUTCOME_KIND_HANDOFF_COMPLETE\x10\x04\x12\x16\n\x12OUTCOME_KIND_EMPTY\x10\x05\x12\x1a\n\x16OUTCOME_KIND_DONE_AT_P\x10\x06\x12\x19\n\x15OUTCOME_KIND_FINISHED\x10\x07\x12\x18\n\x14OUTCOME_KIND_REFUSED\x10\x08\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\t\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\n\x12\x1a\n\x16OUTCOME_KIND_PREEMPTED\x10\x0b\x32R\n\rWorkerControl\x12\x41\n\x06\x41ttach\x12\x17.segue.v1.WorkerMessage\x1a\x1a.segue.v1.ConductorMessage(\x01\x30\x01\x32\x41\n\tTokenLink\x12\x34\n\x04Push\x12\x14.segue.v1.TokenBatch\x1a\x12.segue.v1.TokenAck(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'segue_proto.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOMEKIND']._serialized_start=2034
-  _globals['_OUTCOMEKIND']._serialized_end=2389
+  _globals['_OUTCOMEKIND']._serialized_start=2258
+  _globals['_OUTCOMEKIND']._serialized_end=2613
   _globals['_INSTANCEREF']._serialized_start=73
   _globals['_INSTANCEREF']._serialized_end=121
   _globals['_REGISTER']._serialized_start=123
@@ -44,34 +44,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTCOME']._serialized_end=350
   _globals['_WORKERHEARTBEAT']._serialized_start=352
   _globals['_WORKERHEARTBEAT']._serialized_end=402
-  _globals['_WORKERMESSAGE']._serialized_start=405
-  _globals['_WORKERMESSAGE']._serialized_end=596
-  _globals['_REGISTERED']._serialized_start=598
-  _globals['_REGISTERED']._serialized_end=670
-  _globals['_REFUSED']._serialized_start=672
-  _globals['_REFUSED']._serialized_end=697
-  _globals['_PEER']._serialized_start=699
-  _globals['_PEER']._serialized_end=780
-  _globals['_ASSIGN']._serialized_start=783
-  _globals['_ASSIGN']._serialized_end=1036
-  _globals['_CANCELATTEMPT']._serialized_start=1038
-  _globals['_CANCELATTEMPT']._serialized_end=1106
-  _globals['_RESYNCEVENTS']._serialized_start=1108
-  _globals['_RESYNCEVENTS']._serialized_end=1145
-  _globals['_DRAIN']._serialized_start=1147
-  _globals['_DRAIN']._serialized_end=1154
-  _globals['_CONDUCTORMESSAGE']._serialized_start=1157
-  _globals['_CONDUCTORMESSAGE']._serialized_end=1420
-  _globals['_PROMPTSCORES']._serialized_start=1422
-  _globals['_PROMPTSCORES']._serialized_end=1548
-  _globals['_TOKENDELTA']._serialized_start=1551
-  _globals['_TOKENDELTA']._serialized_end=1858
-  _globals['_TOKENBATCH']._serialized_start=1860
-  _globals['_TOKENBATCH']._serialized_end=1960
-  _globals['_TOKENACK']._serialized_start=1962
-  _globals['_TOKENACK']._serialized_end=2031
-  _globals['_WORKERCONTROL']._serialized_start=2391
-  _globals['_WORKERCONTROL']._serialized_end=2473
-  _globals['_TOKENLINK']._serialized_start=2475
-  _globals['_TOKENLINK']._serialized_end=2540
+  _globals['_ATTEMPTKEY']._serialized_start=404
+  _globals['_ATTEMPTKEY']._serialized_end=453
+  _globals['_LIVEATTEMPTS']._serialized_start=455
+  _globals['_LIVEATTEMPTS']._serialized_end=509
+  _globals['_WORKERMESSAGE']._serialized_start=512
+  _globals['_WORKERMESSAGE']._serialized_end=743
+  _globals['_REGISTERED']._serialized_start=745
+  _globals['_REGISTERED']._serialized_end=817
+  _globals['_REFUSED']._serialized_start=819
+  _globals['_REFUSED']._serialized_end=844
+  _globals['_PEER']._serialized_start=846
+  _globals['_PEER']._serialized_end=927
+  _globals['_ASSIGN']._serialized_start=930
+  _globals['_ASSIGN']._serialized_end=1183
+  _globals['_CANCELATTEMPT']._serialized_start=1185
+  _globals['_CANCELATTEMPT']._serialized_end=1253
+  _globals['_RESYNCEVENTS']._serialized_start=1255
+  _globals['_RESYNCEVENTS']._serialized_end=1292
+  _globals['_DRAIN']._serialized_start=1294
+  _globals['_DRAIN']._serialized_end=1301
+  _globals['_OUTCOMESTAKEN']._serialized_start=1303
+  _globals['_OUTCOMESTAKEN']._serialized_end=1336
+  _globals['_CONDUCTORMESSAGE']._serialized_start=1339
+  _globals['_CONDUCTORMESSAGE']._serialized_end=1644
+  _globals['_PROMPTSCORES']._serialized_start=1646
+  _globals['_PROMPTSCORES']._serialized_end=1772
+  _globals['_TOKENDELTA']._serialized_start=1775
+  _globals['_TOKENDELTA']._serialized_end=2082
+  _globals['_TOKENBATCH']._serialized_start=2084
+  _globals['_TOKENBATCH']._serialized_end=2184
+  _globals['_TOKENACK']._serialized_start=2186
+  _globals['_TOKENACK']._serialized_end=2255
+  _globals['_WORKERCONTROL']._serialized_start=2615
+  _globals['_WORKERCONTROL']._serialized_end=2697
+  _globals['_TOKENLINK']._serialized_start=2699
+  _globals['_TOKENLINK']._serialized_end=2764
 # @@protoc_insertion_point(module_scope)

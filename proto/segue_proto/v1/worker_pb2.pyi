@@ -80,17 +80,33 @@ class WorkerHeartbeat(_message.Message):
     draining: bool
     def __init__(self, steps: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
+class AttemptKey(_message.Message):
+    __slots__ = ("request_id", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class LiveAttempts(_message.Message):
+    __slots__ = ("attempts",)
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptKey]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[AttemptKey, _Mapping]]] = ...) -> None: ...
+
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "card", "outcome", "heartbeat")
+    __slots__ = ("register", "card", "outcome", "heartbeat", "live")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     register: Register
     card: ModelCardAsset
     outcome: Outcome
     heartbeat: WorkerHeartbeat
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., card: _Optional[_Union[ModelCardAsset, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ...) -> None: ...
+    live: LiveAttempts
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., card: _Optional[_Union[ModelCardAsset, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ..., live: _Optional[_Union[LiveAttempts, _Mapping]] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("need_card", "heartbeat_ms", "conductor")
@@ -162,21 +178,29 @@ class Drain(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OutcomesTaken(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: int
+    def __init__(self, outcomes: _Optional[int] = ...) -> None: ...
+
 class ConductorMessage(_message.Message):
-    __slots__ = ("registered", "refused", "assign", "cancel", "resync", "drain")
+    __slots__ = ("registered", "refused", "assign", "cancel", "resync", "drain", "taken")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: Refused
     assign: Assign
     cancel: CancelAttempt
     resync: ResyncEvents
     drain: Drain
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., cancel: _Optional[_Union[CancelAttempt, _Mapping]] = ..., resync: _Optional[_Union[ResyncEvents, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    taken: OutcomesTaken
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., cancel: _Optional[_Union[CancelAttempt, _Mapping]] = ..., resync: _Optional[_Union[ResyncEvents, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., taken: _Optional[_Union[OutcomesTaken, _Mapping]] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("position", "alternatives", "logprobs", "ranks", "top_ids", "top_logprobs")
