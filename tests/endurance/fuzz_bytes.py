@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -96,7 +97,7 @@ def _put_hostile(body: dict[str, Any], rng: random.Random) -> None:
     names = ("n", "best_of", "tools", "prompt_logprobs", "response_format", "chat_template_kwargs", "suffix", "user")
     places += [(body, name) for name in names]
     node, key = rng.choice(places)
-    node[key] = rng.choice(HOSTILE)
+    node[key] = copy.deepcopy(rng.choice(HOSTILE))
 
 
 def generate_request(rng: random.Random) -> bytes:

@@ -43,7 +43,7 @@ class Fuzzer:
         self._http = httpx.AsyncClient(base_url=f"http://{http_address}", trust_env=False, timeout=60, limits=limits)
         self._addresses = {"http1": http_address, "http2": grpc_address}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
         await self._channel.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,8 @@ async def fuzz(fuzzer: Fuzzer, counts: dict[str, int]) -> None:
 
 async def test_a_thousand_malformed_requests_leave_the_cluster_as_it_was(cluster: ToyCluster) -> None:
     pids = cluster.pids()
-    fuzzer = Fuzzer(cluster.grpc, cluster.http, seed=1)
-    await fuzz(fuzzer, {"json": 300, "grpc": 500, "http1": 60, "http2": 100})
-    await fuzzer.close()
+    async with aclosing(Fuzzer(cluster.grpc, cluster.http, seed=1)) as fuzzer:
+        await fuzz(fuzzer, {"json": 300, "grpc": 500, "http1": 60, "http2": 100})
     assert fuzzer.faults == []
     assert fuzzer.counts["json 400"] > 100 and fuzzer.counts["grpc INVALID_ARGUMENT"] > 200, fuzzer.counts
     assert fuzzer.counts["json 200"] > 20 and fuzzer.counts["grpc OK"] > 5, fuzzer.counts
@@ -117,13 +117,13 @@ async def test_a_hundred_thousand_malformed_requests(cluster: ToyCluster) -> Non
     for path in PATHS:
         for status, count in (await asyncio.to_thread(conform, cluster, path, 125)).items():
             found[status] = found.get(status, 0) + count
-    fuzzer = Fuzzer(cluster.grpc, cluster.http, seed=2)
-    for _ in range(10):
-        await fuzz(fuzzer, {"json": 3000, "grpc": 5600, "http1": 400, "http2": 1000})
-        assert fuzzer.faults == []
-        await check_sound(cluster, pids, cluster.front.log)
-        rss.append(rss_bytes(cluster))
-    await fuzzer.close()
+    async with aclosing(Fuzzer(cluster.grpc, cluster.http, seed=2)) as fuzzer:
+        for _ in range(10):
+            await fuzz(fuzzer, {"json": 3000, "grpc": 5600, "http1": 400, "http2": 1000})
+            assert fuzzer.faults == []
+            await check_sound(cluster, pids, cluster.front.log)
+            rss.append(rss_bytes(cluster))
+            print(f"{sum(fuzzer.counts.values())} requests, {rss[-1] / 1e6:.1f} MB")
     total = sum(found.values()) + sum(fuzzer.counts.values())
     assert total >= 100_000
     growth = rss[-1] / rss[2] - 1

@@ -19,6 +19,8 @@ class Faults:
     """From this byte on accept everything, pass nothing on, either way: a half-open connection."""
     delay_s: float = 0.0
     """Before each piece is passed on."""
+    piece_bytes: int = 16384
+    """Passed on in pieces of at most so many bytes, either way."""
 
 
 class ByteProxy:
@@ -84,7 +86,7 @@ class ByteProxy:
                 side.transport.abort()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, forward: bool) -> None:
-        while data := await reader.read(16384):
+        while data := await reader.read(self.faults.piece_bytes):
             if self.faults.delay_s:
                 await asyncio.sleep(self.faults.delay_s)
             passed = self._spoil(bytearray(data)) if forward else self._answer(data)
