@@ -27,7 +27,7 @@ from segue.block_pool import BlockPool
 from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.sampling_params import SamplingParams
 
-BLOCK, PAGES, LENGTH_MAX, BUDGET_TOKENS, ROWS, SATURATING = 64, 11_776, 34_816, 16_384, 512, 2048
+BLOCK, PAGES, LENGTH_MAX, BUDGET_TOKENS, ROWS, SATURATING = 64, 11_776, 34_816, 16_384, 512, 2560
 ROOT = b"benchmark"
 
 

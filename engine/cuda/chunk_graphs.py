@@ -37,6 +37,10 @@ TOKEN_BUCKETS = (64, 128, 256, 512, 1024)
 
 DECODE_BUCKETS = (0, 32, 256)
 
+EAGER_MIN, PADDED_MAX = 640, 1.2
+"""A step of so many tokens takes the device as long as launching it takes the host: from there on no graph that would
+compute so many times the step's tokens."""
+
 SLICED_TOKENS_MAX = 256
 """Steps of up to this many chunk tokens are cut into slices."""
 
@@ -120,10 +124,14 @@ class ChunkGraphs:
             self._graphs = captured(self.shapes, self._enqueue)
 
     def shape(self, tokens: int, chunks: int, decodes: int) -> StepShape | None:
-        """The smallest shape that holds a step, or None."""
+        """The smallest shape that holds a step, or None where there is none or launching is faster than its padding."""
         if chunks > CHUNKS_MAX:
             return None
-        return next((s for s in self.shapes if s.tokens >= tokens and s.decodes >= decodes), None)
+        shape = next((s for s in self.shapes if s.tokens >= tokens and s.decodes >= decodes), None)
+        real = tokens + decodes
+        if shape is not None and real >= EAGER_MIN and shape.tokens + shape.decodes > PADDED_MAX * real:
+            return None
+        return shape
 
     def step(self, shape: StepShape) -> None:
         """Enqueue the step that `words` describes."""

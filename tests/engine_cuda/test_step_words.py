@@ -54,6 +54,15 @@ def test_the_smallest_shape_that_holds_a_step_is_taken(device: torch.device) -> 
     assert graphs.shape(20, CHUNKS_MAX + 1, 0) is None
 
 
+def test_a_large_step_takes_no_graph_that_is_mostly_padding(device: torch.device) -> None:
+    graphs = graphs_of(device, [StepShape(512, 0), StepShape(1024, 0), StepShape(1024, 512)])
+    assert graphs.shape(300, 1, 0) == StepShape(512, 0)
+    assert graphs.shape(700, 1, 0) is None
+    assert graphs.shape(900, 1, 0) == StepShape(1024, 0)
+    assert graphs.shape(1024, 1, 100) is None
+    assert graphs.shape(1000, 1, 500) == StepShape(1024, 512)
+
+
 def test_shapes_cover_the_budget_and_all_rows() -> None:
     shapes = step_shapes(2048, 100)
     assert StepShape(1024, 100) in shapes
