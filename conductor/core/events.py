@@ -98,6 +98,10 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     """Time passed; `next_wakeup` asked for it."""
 
 
+MembershipEvent = (
+    InstanceJoined | InstanceLost | InstanceAway | InstanceReturned | AttemptsHeld | InstanceDraining | DrainRequested
+)
+
 Event = (
     RequestArrived
     | RequestFinished

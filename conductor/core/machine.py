@@ -33,6 +33,7 @@ from conductor.core.events import (
     InstanceReturned,
     KvPublished,
     LoadReported,
+    MembershipEvent,
     OutcomeReported,
     RequestArrived,
     RequestFinished,
@@ -165,15 +166,12 @@ class ConductorCore:
             case InstanceJoined() | InstanceLost() | InstanceDraining() | DrainRequested():
                 return self._take_membership(now_us, event)
             case InstanceAway() | InstanceReturned() | AttemptsHeld():
-                self._room_changed = True
-                return self._membership.take_connection(now_us, event)
+                return self._take_membership(now_us, event)
             case Tick():
                 pass
         return []
 
-    def _take_membership(
-        self, now_us: int, event: InstanceJoined | InstanceLost | InstanceDraining | DrainRequested
-    ) -> list[Decision]:
+    def _take_membership(self, now_us: int, event: MembershipEvent) -> list[Decision]:
         self._room_changed = True
         decisions = self._membership.take(now_us, event)
         for decision in decisions:

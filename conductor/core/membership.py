@@ -13,6 +13,7 @@ from conductor.core.events import (
     InstanceJoined,
     InstanceLost,
     InstanceReturned,
+    MembershipEvent,
 )
 from conductor.core.fleet import Fleet
 from conductor.core.health import HealthBook
@@ -46,9 +47,7 @@ class Membership:
         self._orphans: dict[InstanceRef, list[AttemptRef]] = {}
         self._reconnections = Reconnections(attempts)
 
-    def take(
-        self, now_us: int, event: InstanceJoined | InstanceLost | InstanceDraining | DrainRequested
-    ) -> list[Decision]:
+    def take(self, now_us: int, event: MembershipEvent) -> list[Decision]:
         match event:
             case InstanceJoined():
                 return self._join(now_us, event)
@@ -66,8 +65,10 @@ class Membership:
                     return []
                 self._fleet.mark_draining(instance)
                 return [Drain(ref=instance.ref)]
+            case InstanceAway() | InstanceReturned() | AttemptsHeld():
+                return self._take_connection(now_us, event)
 
-    def take_connection(self, now_us: int, event: InstanceAway | InstanceReturned | AttemptsHeld) -> list[Decision]:
+    def _take_connection(self, now_us: int, event: InstanceAway | InstanceReturned | AttemptsHeld) -> list[Decision]:
         """A control stream broke, stands again, or told what its instance has."""
         instance = self._fleet.find(event.ref)
         if instance is None:
