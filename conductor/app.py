@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from conductor import rpc_pools
 from conductor.control_loop import ControlLoop, monotonic_us
 from conductor.core.machine import ConductorCore
 from conductor.directory_link import DirectoryLink
@@ -36,6 +37,9 @@ from segue.limits import QUEUED_REQUESTS_MAX
 log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
+
+LINGER_S_MAX = 2.0
+"""Who ends a whole cluster ends the workers as well: until they are gone, new requests are told so."""
 
 
 class Endpoints(msgspec.Struct, frozen=True):
@@ -74,7 +78,7 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
         pools.add_to(rpc.server)
         gateway.add_scaling(rpc.server, pools)
         await gateway.start(endpoints.grpc)
-        await rpc.start((*SERVICE_NAMES, SERVICE_NAME))
+        await rpc.start((*SERVICE_NAMES, SERVICE_NAME, rpc_pools.SERVICE_NAME))
         await directory.announce(endpoints.grpc, endpoints.http, gateway.share_tenant_secret)
         parts = [
             asyncio.create_task(loop.run(), name="control loop"),
@@ -106,6 +110,8 @@ async def _until(stop: asyncio.Event, parts: list[asyncio.Task[None]]) -> None:
 async def _shut_down(rpc: RpcServer, http: HttpServer, gateway: Gateway, workers: WorkerControlService) -> None:
     """Clients first, so that they see UNAVAILABLE instead of a cut connection; then the workers."""
     await rpc.announce_end()
+    gateway.refuse()
+    await workers.wait_empty(LINGER_S_MAX)
     await gateway.close()
     workers.close("the Conductor shuts down")
     await http.stop()

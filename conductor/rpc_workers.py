@@ -176,6 +176,12 @@ class WorkerControlService:
             session.close(PROCESS_ENDED)
             self._leave(session, PROCESS_ENDED)
 
+    async def wait_empty(self, seconds_max: float) -> None:
+        """Until no worker is left, or for so long."""
+        deadline_us = monotonic_us() + int(seconds_max * 1e6)
+        while self._sessions and monotonic_us() < deadline_us:
+            await asyncio.sleep(0.02)
+
     def close(self, reason: str) -> None:
         """End every stream: the Conductor shuts down."""
         for session in list(self._sessions.values()):

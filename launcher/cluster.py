@@ -1,12 +1,14 @@
 """One cluster from start to the last trace of it: Conductor + gateway as a child, instances in a pool.
 
-Order matters. The front starts first, because workers dial it; it is stopped last, so that workers can say goodbye.
+Order matters. The front starts first, because workers dial it. It is told first to stop, so that requests are answered
+with that, and ends last, so that workers can say goodbye.
 Whatever happens, and however far the start got, `stop` ends every process and then removes the runtime folder and the
 shared memory; nothing of a cluster outlives its launcher.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -157,6 +159,8 @@ class Cluster:
         try:
             if self._tender is not None:
                 self._tender.close()
+            if self._front is not None:
+                self._front.send(signal.SIGTERM)  # from now on requests are told that the cluster ends
             if self._pool is not None:
                 self._pool.stop()
             if self._front is not None:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 import msgspec
 
 from launcher.host_facts import HostFacts
+from launcher.option_values import check_named_values
 from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
 from segue.errors import ConfigError
 from segue.manifest import Role
@@ -70,6 +71,7 @@ def check_cluster(config: ClusterConfig) -> None:
     }
     _check_least(0, at_least_0)
     _check_least(1, at_least_1 | {"--steps-max": scheduler.steps_max})
+    check_named_values(config)
     if config.front.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {config.front.log_level!r}: known: {', '.join(LOG_LEVELS)}")
     if config.decode and config.engine.device.startswith("cuda") and scheduler.kv_connector not in ("auto", "cuda_ipc"):

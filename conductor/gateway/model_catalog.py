@@ -38,12 +38,19 @@ class ModelCatalog:
         self._pool = pool
         self._names_expected = tuple(names_expected)
         self._codecs: dict[str, asyncio.Task[TextCodec]] = {}
+        self._closing = False
+
+    def close(self) -> None:
+        """No model can be used from now on."""
+        self._closing = True
 
     def served(self) -> dict[str, ServedModel]:
         return self._conductor.models()
 
     def find(self, name: str) -> ServedModel:
         """`name` empty: the only model. Raises UnknownModel, Unavailable or InvalidField."""
+        if self._closing:
+            raise Unavailable("this gateway is shutting down")
         models = self._conductor.models()
         if not name:
             return self._only(models)

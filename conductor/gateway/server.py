@@ -73,9 +73,13 @@ class Gateway:
         """From now on prompts are hashed as the other gateways do it."""
         self._intake.tenant_secret = secret
 
-    async def close(self) -> None:
-        """End live requests with UNAVAILABLE; their streams see it before the servers stop."""
+    def refuse(self) -> None:
+        """End live requests, and every new one, with UNAVAILABLE: their streams see it before the servers stop."""
+        self._intake.catalog.close()
         self.table.close()
+
+    async def close(self) -> None:
+        self.refuse()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

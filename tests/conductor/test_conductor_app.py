@@ -14,6 +14,7 @@ from conductor_world import manifest
 from front_process import worker
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
 from conductor.app import Endpoints, run
 from segue.config import FrontConfig
@@ -105,6 +106,28 @@ async def test_run_can_be_embedded_stopped_and_run_again() -> None:
                 await asyncio.sleep(0.01)
             stop.set()
             await running
+
+
+async def test_a_request_during_the_shut_down_is_told_so() -> None:
+    """Workers are still there: the front lingers for them."""
+    stop, announced = asyncio.Event(), asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(run(FrontConfig(grpc_port=0, http_port=0), stop, announced.set_result))
+    endpoints: Endpoints = await announced
+    port = int(endpoints.grpc.rpartition(":")[2])
+    async with worker(port, manifest("d1", Role.DECODE)) as attached, httpx.AsyncClient() as client:
+        while not (await client.get(f"http://{endpoints.http}/v1/models")).json()["data"]:
+            await asyncio.sleep(0.01)
+        stop.set()
+        async with grpc.aio.insecure_channel(endpoints.grpc) as channel:
+            request = inference_pb2.GenerateRequest(text="Hello")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await anext(aiter(inference_pb2_grpc.InferenceStub(channel).Generate(request)))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.value.details() == "this gateway is shutting down"
+        answer = await client.post(f"http://{endpoints.http}/v1/completions", json={"model": "toy", "prompt": "Hello"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "this gateway is shutting down")
+        await attached.close()
+        await running
 
 
 async def test_a_recording_that_cannot_be_written_is_named() -> None:
