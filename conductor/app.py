@@ -20,7 +20,8 @@ import msgspec
 
 from conductor import rpc_pools
 from conductor.control_loop import ControlLoop, monotonic_us
-from conductor.core.machine import ConductorCore
+from conductor.core.settings import CoreSettings, make_core
+from conductor.core_settings import core_settings
 from conductor.directory_link import DirectoryLink
 from conductor.gateway.server import SERVICE_NAMES, Gateway, build_gateway
 from conductor.http_server import HttpServer
@@ -32,7 +33,6 @@ from conductor.rpc_workers import SERVICE_NAME, WorkerControlService
 from kvstore.events_zmq import EventSubscriber
 from segue.config import FrontConfig, decode_config
 from segue.errors import ConfigError
-from segue.limits import QUEUED_REQUESTS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +52,15 @@ class Endpoints(msgspec.Struct, frozen=True):
 async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endpoints], None]) -> None:
     """Serve until `stop` is set. Raises ConfigError before anything is served, or the fault that ended a part."""
     async with AsyncExitStack() as stack:
-        recorder = _recorder(config, stack)
+        settings = core_settings(config)
+        recorder = _recorder(config, settings, stack)
         name, secret = f"conductor-{secrets.token_hex(4)}", secrets.token_bytes(32)
         directory = DirectoryLink(config, name, monotonic_us, secret)
         stack.push_async_callback(directory.close)
         registry = Registry(config.model_names)
         subscriber = EventSubscriber()
         stack.callback(subscriber.close)
-        core = ConductorCore(models_known=config.model_names, queue_max=config.queue_max or QUEUED_REQUESTS_MAX)
-        loop = ControlLoop(core, registry, subscriber, recorder=recorder)
+        loop = ControlLoop(make_core(settings), registry, subscriber, recorder=recorder)
         workers = WorkerControlService(loop, registry, name)
         gateway = build_gateway(
             config,
@@ -140,11 +140,11 @@ def _reachable(config: FrontConfig) -> str:
     return config.host
 
 
-def _recorder(config: FrontConfig, stack: AsyncExitStack) -> Recorder | None:
+def _recorder(config: FrontConfig, settings: CoreSettings, stack: AsyncExitStack) -> Recorder | None:
     if not config.record:
         return None
     try:
-        recorder = Recorder(Path(config.record))
+        recorder = Recorder(Path(config.record), settings)
     except OSError as error:
         raise ConfigError(f"--record: cannot write {config.record}: {error.strerror}") from error
     stack.callback(recorder.close)

@@ -7,6 +7,7 @@ inside of its own callbacks.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from conductor.core.decision_log import Explanation
 from conductor.core.events import (
     AttemptsHeld,
     DrainRequested,
@@ -32,7 +34,7 @@ from conductor.core.events import (
 )
 from conductor.core.machine import ConductorCore
 from conductor.dispatch import Dispatcher, LiveRequest, WorkerLink
-from conductor.ports import ClusterView, GatewayPort, InstanceView, RoutedRequest, ServedModel
+from conductor.ports import ClusterView, GatewayPort, InstanceView, PredictionView, RoutedRequest, ServedModel
 from conductor.recording import Recorder
 from conductor.registry import Registry
 from segue.errors import DuplicateRequest, Overloaded
@@ -41,6 +43,8 @@ from segue.kv_events import KvEventBatch, PublishedMessage
 from segue.limits import LIVE_REQUESTS_MAX
 from segue.manifest import InstanceManifest
 from segue.worker_messages import Outcome
+
+log = logging.getLogger(__name__)
 
 EVENTS_PER_STEP_MAX = 1024
 """Bounds how long one step keeps the event loop."""
@@ -93,6 +97,8 @@ class ControlLoop:
         self._dispatcher = Dispatcher(core.fleet, clock_us, self.finish)
         self._live = self._dispatcher.live
         self._models: dict[str, ServedModel] | None = None
+        self._drifts: dict[str, str] = {}
+        """Of each model's predictions, as last logged."""
 
     # -- ConductorPort
 
@@ -129,8 +135,19 @@ class ControlLoop:
             )
             for instance in self._core.fleet.instances.values()
         ]
-        models = list(self.models().values())
-        return ClusterView(instances=instances, models=models, requests_queued=self._core.requests_queued)
+        decided = self._core.admission.log
+        return ClusterView(
+            instances=instances,
+            models=list(self.models().values()),
+            requests_queued=self._core.requests_queued,
+            predictions=[
+                PredictionView(coverage=coverage, regrets=decided.regrets(coverage.model, coverage.kind))
+                for coverage in self._core.forecast.coverages()
+            ],
+        )
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        return self._core.admission.log.find(request_id)
 
     # -- what workers do
 
@@ -222,6 +239,19 @@ class ControlLoop:
             self._models = None
         for decision in decisions:
             self._dispatcher.carry_out(decision)
+        self._say_drifts()
+
+    def _say_drifts(self) -> None:
+        """The core turns careful by itself where its predictions stop holding; an operator should know why."""
+        drifts = self._core.forecast.drifts()
+        if drifts == self._drifts:
+            return
+        for model, drift in drifts.items():
+            if drift and drift != self._drifts.get(model, ""):
+                log.warning("predictions for %s do not hold as they should (%s): admission is careful", model, drift)
+            elif not drift and self._drifts.get(model, ""):
+                log.warning("predictions for %s hold again", model)
+        self._drifts = drifts
 
     def _served(self, model: str) -> ServedModel | None:
         group = self._core.fleet.served_group(model)

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from conductor.core.decision_log import Explanation, RegretTotals
+from conductor.core.latency import Coverage
 from segue.errors import RequestError
 from segue.ids import InstanceRef
 from segue.kv_events import LoadReport
@@ -70,6 +72,14 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[InstanceView]
     models: list[ServedModel]
     requests_queued: int
+    predictions: list[PredictionView] = []
+
+
+class PredictionView(msgspec.Struct, frozen=True, kw_only=True):
+    """How right predictions of one kind were, for one model."""
+
+    coverage: Coverage
+    regrets: RegretTotals
 
 
 class ConductorPort(Protocol):
@@ -84,6 +94,9 @@ class ConductorPort(Protocol):
         """The gateway reached the terminal state: release whatever the cluster still holds. Idempotent."""
 
     def cluster(self) -> ClusterView: ...
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        """Why each recent attempt of a request was placed or rejected as it was, the oldest first."""
 
 
 class PoolPort(Protocol):

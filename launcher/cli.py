@@ -10,8 +10,15 @@ import typer
 from rich.console import Console
 
 from bench_client import command as bench_command
-from launcher import client_commands, doctor, memory_command, simulate
-from launcher.options import check_model_path, cluster_config, parse_bytes, read_config_file
+from launcher import client_commands, doctor, explain, memory_command, simulate
+from launcher.options import (
+    check_model_path,
+    cluster_config,
+    parse_bytes,
+    parse_slo,
+    parse_weights,
+    read_config_file,
+)
 from launcher.progress import Progress
 from launcher.up import run_up
 from segue.errors import ConfigError
@@ -20,6 +27,7 @@ app = typer.Typer(
     help="Segue: a disaggregated prefill/decode serving cluster.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 client_commands.register(app)
+explain.register(app)
 simulate.register(app)
 memory_command.register(app)
 bench_command.register(app)
@@ -32,6 +40,8 @@ def up(
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API; default: from the path.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="fp8: linear layers in fp8, on a GPU.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt + generated tokens; 0: the model's own.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in one batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Token budget of one step.")] = None,
@@ -61,6 +71,16 @@ def up(
     advertise_host: Annotated[str | None, typer.Option(help="Where workers and clients reach the front.")] = None,
     queue_max: Annotated[int | None, typer.Option(help="Requests that may wait for an instance.")] = None,
     strict_fields: Annotated[bool | None, typer.Option(help="Reject unknown fields of the OpenAI API.")] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Objectives in seconds, e.g. ttft=2,tpot=0.05: reject what would miss them.")
+    ] = None,
+    cost_model: Annotated[
+        str | None, typer.Option(help="JSON made by benchmarks/fit_cost_model.py; default: learned while serving.")
+    ] = None,
+    tenant_weight: Annotated[
+        list[str] | None, typer.Option(help="TENANT=WEIGHT of GPU time; may be given several times; default 1.")
+    ] = None,
+    tenant_queue_max: Annotated[int | None, typer.Option(help="Requests of one tenant that may wait.")] = None,
     record: Annotated[str | None, typer.Option(help="File for what the Conductor is told and decides.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     local_processes: Annotated[
@@ -70,11 +90,13 @@ def up(
 ) -> None:
     """Run a cluster in the foreground; Ctrl-C stops it and leaves nothing behind."""
     given: dict[str, Any] = dict(locals())
-    for own in ("config", "log_dir"):
+    for own in ("config", "log_dir", "slo", "tenant_weight"):
         del given[own]
     progress = Progress(Console())
     try:
         given["kv_memory"] = None if kv_memory is None else parse_bytes(kv_memory)
+        given["tenant_weights"] = parse_weights(tenant_weight) if tenant_weight else None
+        given |= parse_slo(slo) if slo else {}
         from_file = {} if config is None else read_config_file(config)
         asked = cluster_config(given, from_file, source=str(config or "command line"))
         check_model_path(asked.model.path)

@@ -27,6 +27,8 @@ def summary_line(finished: Finished) -> str:
         f"prompt {finished.tokens_prompt}, cached {finished.tokens_cached}",
         served,
     ]
+    if finished.request_id:
+        parts.append(finished.request_id)
     if finished.attempts > 1:
         parts.append(f"{finished.attempts} attempts")
     return " | ".join(parts)

@@ -29,6 +29,7 @@ KV_MEMORY_BYTES_MIN = 64 << 20
 SHM_SHARE_MAX = 0.8
 """Part of free shared memory that page pools may take; hand-off rings and other programs need the rest."""
 
+
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -65,6 +66,7 @@ def check_cluster(config: ClusterConfig) -> None:
     engine, scheduler = config.engine, config.scheduler
     at_least_0 = {"--threads": engine.threads, "--block-size": engine.block_size, "--kv-pages": engine.pages}
     at_least_0 |= {"--max-model-len": config.model.max_model_len, "--queue-max": config.front.queue_max}
+    at_least_0["--tenant-queue-max"] = config.front.admission.tenant_queue_max
     at_least_1 = {
         "--max-num-seqs": scheduler.max_num_seqs,
         "--max-num-batched-tokens": scheduler.max_num_batched_tokens,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ OPTION_PATHS: dict[str, tuple[str, ...]] = {
     "model": ("model", "path"),
     "served_model_name": ("model", "name"),
     "dtype": ("model", "dtype"),
+    "quantization": ("model", "quantization"),
+    "kv_cache_dtype": ("engine", "kv_dtype"),
     "max_model_len": ("model", "max_model_len"),
     "device": ("engine", "device"),
     "threads": ("engine", "threads"),
@@ -38,6 +41,12 @@ OPTION_PATHS: dict[str, tuple[str, ...]] = {
     "advertise_host": ("front", "advertise_host"),
     "queue_max": ("front", "queue_max"),
     "strict_fields": ("front", "strict_fields"),
+    "slo_ttft": ("front", "admission", "slo_ttft_s"),
+    "slo_ttft_factor": ("front", "admission", "slo_ttft_factor"),
+    "slo_tpot": ("front", "admission", "slo_tpot_s"),
+    "cost_model": ("front", "admission", "cost_model"),
+    "tenant_weights": ("front", "admission", "tenant_weights"),
+    "tenant_queue_max": ("front", "admission", "tenant_queue_max"),
     "record": ("front", "record"),
     "log_level": ("front", "log_level"),
     "prefill": ("prefill",),
@@ -57,6 +66,44 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"--kv-memory: {text!r} is not a size such as 512MiB or 2GiB")
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+SLO_KEYS = ("ttft", "tpot", "ttft_factor")
+
+WEIGHT_MIN = 1e-3
+"""A tenant of weight 0 would never be served."""
+
+
+def parse_slo(text: str) -> dict[str, float]:
+    """`ttft=2,tpot=0.05` in seconds, each at will; `ttft_factor=0` makes TTFT strict. The result names options."""
+    given: dict[str, float] = {}
+    for part in (part.strip() for part in text.split(",")):
+        name, equals, value = part.partition("=")
+        if name not in SLO_KEYS or not equals:
+            raise ConfigError(f"--slo: {part!r} is not NAME=VALUE with NAME one of {', '.join(SLO_KEYS)}")
+        given[f"slo_{name}"] = _number("--slo", part, value, least=0.0)
+    return given
+
+
+def parse_weights(pairs: Sequence[str]) -> dict[str, float]:
+    """`gold=3` for each tenant."""
+    weights: dict[str, float] = {}
+    for pair in pairs:
+        tenant, equals, value = pair.rpartition("=")
+        if not equals:
+            raise ConfigError(f"--tenant-weight: {pair!r} is not TENANT=WEIGHT")
+        weights[tenant] = _number("--tenant-weight", pair, value, least=WEIGHT_MIN)
+    return weights
+
+
+def _number(option: str, given: str, text: str, *, least: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise ConfigError(f"{option}: {text!r} of {given!r} is not a number of at least {least:g}")
+    return value
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

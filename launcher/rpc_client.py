@@ -45,6 +45,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     tokens_prompt: int
     tokens_generated: int
     tokens_cached: int
+    request_id: str = ""
+    """For `explain`."""
     first_token_us: int
     finished_us: int
     prefill_instance: str
@@ -92,6 +94,43 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
+class ExplainedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate. Times in microseconds from the decision on; 0 unless `is_predicted`."""
+
+    prefill: str
+    decode: str
+    source: str
+    cost: float
+    tokens_compute: int
+    tokens_cached: int
+    verdict: str
+    is_predicted: bool
+    queue_us: float
+    ttft_us: float
+    ttft_q90_us: float
+    batch: float
+    tpot_us: float
+    tpot_q90_us: float
+
+
+class ExplainedAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one attempt was placed or rejected as it was. `ttft_us` and `tpot_us` are actual; 0: not known."""
+
+    request_id: str
+    attempt: int
+    tenant: str
+    priority: int
+    tokens_known: int
+    waited_us: int
+    decision: str
+    reason: str
+    choices: list[ExplainedChoice]
+    choices_total: int
+    ttft_us: int
+    tpot_us: float
+    tokens_generated: int
+
+
 class SegueClient:
     """One connection; use as a context manager. Every call raises ClientError."""
 
@@ -123,13 +162,14 @@ class SegueClient:
         *,
         model: str = "",
         tenant: str = "",
+        priority: int = 0,
         timeout_s: float | None = None,
         **sampling: Any,
     ) -> Iterator[Text | Finished]:
         """Pieces of the answer to a text or a conversation, then its end. None leaves an option to the server."""
         given = {name: value for name, value in sampling.items() if value is not None}
         request = inference_pb2.GenerateRequest(
-            model=model, tenant=tenant, sampling=inference_pb2.SamplingParams(**given)
+            model=model, tenant=tenant, priority=priority, sampling=inference_pb2.SamplingParams(**given)
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -139,16 +179,27 @@ class SegueClient:
             )
         call = self._stub.Generate(request, timeout=timeout_s)
         try:
+            request_id = ""
             for response in call:
                 match response.WhichOneof("event"):
+                    case "started":
+                        request_id = response.started.request_id
                     case "delta":
                         yield Text(response.delta.text, len(response.delta.token_ids))
                     case "finished":
-                        yield _finished(response.finished)
+                        yield msgspec.structs.replace(_finished(response.finished), request_id=request_id)
         except grpc.RpcError as error:
             raise _client_error(error) from error
         finally:
             call.cancel()
+
+    def explain(self, request_id: str) -> list[ExplainedAttempt]:
+        """Recent attempts of a request, the oldest first; none when it is not remembered."""
+        try:
+            answer = self._stub.Explain(inference_pb2.ExplainRequest(request_id=request_id), timeout=CONNECT_S_MAX)
+        except grpc.RpcError as error:
+            raise _client_error(error) from error
+        return [_explained(attempt) for attempt in answer.attempts]
 
     def cluster(self) -> Cluster:
         try:
@@ -192,6 +243,20 @@ def _finished(message: inference_pb2.Finished) -> Finished:
         decode_instance=message.decode_instance,
         attempts=message.attempts,
     )
+
+
+def _explained(message: inference_pb2.ExplainedAttempt) -> ExplainedAttempt:
+    names = [name for name in ExplainedAttempt.__struct_fields__ if name != "choices"]
+    choices = [_choice(choice) for choice in message.choices]
+    return ExplainedAttempt(choices=choices, **{name: getattr(message, name) for name in names})
+
+
+def _choice(message: inference_pb2.ConsideredChoice) -> ExplainedChoice:
+    own = ("prefill", "decode", "source", "cost", "tokens_compute", "tokens_cached", "verdict")
+    predicted = ("queue_us", "ttft_us", "ttft_q90_us", "batch", "tpot_us", "tpot_q90_us")
+    values = {name: getattr(message, name) for name in own}
+    values |= {name: getattr(message.terms, name) for name in predicted}
+    return ExplainedChoice(is_predicted=message.HasField("terms"), **values)
 
 
 def _instance(message: inference_pb2.Instance) -> Instance:

@@ -30,6 +30,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     """float32, bfloat16, float16; auto: float32 on CPU, the checkpoint's own on GPU."""
     max_model_len: int = 0
     """0: the model's own maximum."""
+    quantization: str = ""
+    """fp8: linear layers with fp8 weights and activations (GPU); empty: as stored."""
 
 
 class EngineConfig(Config, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's whole memory that one engine may take, pages included."""
     kv_dtype: str = "auto"
+    """As `dtype`, or fp8 (GPU); auto: the model's."""
     cuda_graphs: bool = True
 
 
@@ -55,8 +58,9 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     """Token budget of one step: decodes first, the rest for prefill chunks."""
-    tokens_saturating: int = 2048
-    """Chunk tokens after which a step takes no further prompt: more would not run faster, only later. 0: off."""
+    tokens_saturating: int = 2560
+    """Tokens of a step, decodes included, from which on more would not run faster, only later: bounds steps that others
+    wait for. 0: off."""
     prefix_caching: bool = True
     pipeline_depth: int = 0
     steps_max: int = 1
@@ -85,6 +89,23 @@ class TenantLimits(Config, frozen=True, kw_only=True):
     """Live requests; each choice of a call is one."""
     tokens_per_minute: int = 0
     """Prompt and generated tokens."""
+
+
+class AdmissionConfig(Config, frozen=True, kw_only=True):
+    """What the Conductor admits, and in which order. Without objectives everything that fits."""
+
+    slo_ttft_s: float = 0.0
+    """Objective of TTFT; 0: none."""
+    slo_ttft_factor: float = 3.0
+    """A prompt may take so many times what an idle instance takes for it, where that is more than `slo_ttft_s`."""
+    slo_tpot_s: float = 0.0
+    """Objective of TPOT; 0: none."""
+    cost_model: str = ""
+    """JSON file of `segue.cost_model.CostModel`; empty: costs are learned from what is served."""
+    tenant_weights: dict[str, float] = {}
+    """Share of GPU time that a tenant gets while others wait; 1 where not named."""
+    tenant_queue_max: int = 0
+    """Requests of one tenant that may wait; 0: as many as the queue holds while nobody else wants it."""
 
 
 class WorkerConfig(Config, frozen=True, kw_only=True):
@@ -121,6 +142,7 @@ class FrontConfig(Config, frozen=True, kw_only=True):
     """Where workers and clients reach this process; empty: `host`, or the machine's own if that is a wildcard."""
     directory: DirectoryConfig = DirectoryConfig()
     tenants: TenantLimits = TenantLimits()
+    admission: AdmissionConfig = AdmissionConfig()
     record: str = ""
     """File to which the Conductor appends what it was told and decided, for replay; empty: none."""
 

@@ -62,6 +62,9 @@ PROGRESS_TOKENS = 16
 ATTEMPTS_TOTAL_MAX = 64
 """Plans per request in all, progress or not: what one request may cost the cluster is bounded."""
 
+PRIORITY_ABS_MAX = 1000
+"""Classes of urgency; each that waits has a queue of its own."""
+
 CONDUCTORS_MAX = 64
 """Conductors that an instance keeps a stream to: each sees every event and books on every instance, so few are many."""
 

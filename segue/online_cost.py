@@ -3,7 +3,7 @@ better.
 
 A prior (a fit to benchmark rows, or a node's data sheet) is used as it is until REFIT_ROWS rows of a kind were seen.
 From then on the coefficients of that kind are fitted to the recent rows every REFIT_ROWS of them, and the fit is taken
-if its median relative error on those rows is the smaller one. Without a prior nothing is predicted before the first fit.
+if its median relative error on those rows is the smaller. Without a prior nothing is predicted before the first fit.
 """
 
 from __future__ import annotations

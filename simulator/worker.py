@@ -201,7 +201,8 @@ class Worker:
             return
         result = self.engine.collect()
         step_us = result.elapsed_us / result.steps
-        self._step_us += (step_us - self._step_us) * (STEP_MEAN_WEIGHT if self._step_us else 1.0)
+        weight = 1.0 - (1.0 - STEP_MEAN_WEIGHT) ** result.steps if self._step_us else 1.0
+        self._step_us += (step_us - self._step_us) * weight
         started_bin = (self._parts.heap.now_us - result.elapsed_us) // BUSY_BIN_US
         self.busy_us[started_bin] = self.busy_us.get(started_bin, 0) + result.elapsed_us
         self._token_times_us = self.engine.step_ends_us

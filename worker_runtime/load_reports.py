@@ -30,7 +30,8 @@ class LoadReporter:
     def note_step(self, elapsed_us: int, steps: int) -> None:
         """Feeds the exponential mean of step times."""
         step_us = elapsed_us / max(steps, 1)
-        self._step_us += (step_us - self._step_us) * (STEP_MEAN_WEIGHT if self._step_us else 1.0)
+        weight = 1.0 - (1.0 - STEP_MEAN_WEIGHT) ** max(steps, 1) if self._step_us else 1.0
+        self._step_us += (step_us - self._step_us) * weight
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

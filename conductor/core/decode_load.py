@@ -47,6 +47,8 @@ class DecodeLoad:
         self.others_rows = 0
         self.others_tokens = 0
         """Rows and K/V tokens that a load report shows beyond ours: other Conductors' work."""
+        self.reported = Landing(0.0, 0.0)
+        """As of the last load report, others' work included."""
         self._coming: dict[AttemptRef, int] = {}
         self._coming_tokens = 0
         self._rows: dict[AttemptRef, _Row] = {}

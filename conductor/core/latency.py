@@ -14,7 +14,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from conductor.core.decode_load import DecodeLoad
+from conductor.core.decode_load import DecodeLoad, Landing
 from conductor.core.events import RequestArrived
 from conductor.core.instance import PREFILL_SHARE_MAX, PREFILL_SHARE_US, Instance
 from conductor.core.policy import Choice
@@ -34,6 +34,9 @@ TOKENS_TIMED = 8
 """Where load reports are too rare to show a step, answers of so many tokens do: fewer would time the hand-off."""
 
 KINDS = ("ttft", "tpot", "prefill")
+
+STEADY_CHANGE = 0.2
+"""Of batch and K/V between two load reports, for its step time to count as that of this batch."""
 
 SLOWNESS_WEIGHT = 0.1
 SLOWNESS_MIN, SLOWNESS_MAX = 0.25, 8.0
@@ -228,12 +231,12 @@ class LatencyForecast:
         own = instance.booked_rows
         load.others_rows = max(0, report.running - own)
         load.others_tokens = report.tokens_running * load.others_rows // report.running if report.running else 0
-        if (
-            instance.manifest.role is not Role.DECODE
-            or not report.running
-            or report.tokens_queued
-            or not report.step_us
-        ):
+        before, load.reported = load.reported, Landing(report.running, report.tokens_running)
+        if not report.running:
+            load.slowness += SLOWNESS_WEIGHT * (1.0 - load.slowness)
+        if instance.manifest.role is not Role.DECODE or report.tokens_queued or not report.step_us:
+            return
+        if not _is_steady(before, load.reported):
             return
         cost = model.cost.decode
         if cost is not None:
@@ -327,6 +330,14 @@ class LatencyForecast:
             return 0.0
         present = load.running()
         return cost.us(max(1, round(present.batch)), present.kv_tokens) * load.slowness
+
+
+def _is_steady(before: Landing, now: Landing) -> bool:
+    """Whether a mean of recent step times belongs to the batch that a report shows."""
+    if not now.batch or not before.batch:
+        return False
+    pairs = ((before.batch, now.batch), (before.kv_tokens, now.kv_tokens))
+    return all(abs(late - early) <= STEADY_CHANGE * late for early, late in pairs)
 
 
 def _queue_us(instance: Instance, cost: PrefillCost, now_us: int) -> float:

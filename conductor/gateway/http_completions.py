@@ -28,7 +28,7 @@ from conductor.gateway.openai_format import AnswerHead, ChatFormat, CompletionFo
 from conductor.gateway.openai_prompts import prompt_list, template_messages
 from conductor.gateway.prompts_asked import asked_by_chat, asked_by_completion
 from conductor.gateway.request_fields import CheckedRequest, with_sampling
-from conductor.gateway.validate import check_choices, check_request_id, check_tenant
+from conductor.gateway.validate import check_choices, check_priority, check_request_id, check_tenant
 from conductor.gateway.wall_clock import unix_seconds
 from segue import limits
 from segue.errors import Cancelled, InvalidField
@@ -59,7 +59,7 @@ class CompletionsApi:
         head = self._head(http, "chatcmpl-", request, model)
         shape = ChatFormat(head, model.codec, asked_by_chat(request, prompt))
         answer = Answer(format=shape, head=head, n=n, sampled=sampled, logprobs_shown=bool(request.logprobs))
-        return await self._answer(http, request, model, [prompt], answer, _call(http, head.id, arrived_us))
+        return await self._answer(http, request, model, [prompt], answer, _call(http, request, head.id, arrived_us))
 
     async def complete(self, http: Request) -> Response:
         arrived_us = self._intake.table.now_us()
@@ -74,7 +74,7 @@ class CompletionsApi:
         asked = asked_by_completion(request, [prompt for _, prompt in given], prompts, model.codec)
         shape = CompletionFormat(head, model.codec, asked, n)
         answer = Answer(format=shape, head=head, n=n, sampled=sampled, logprobs_shown=request.logprobs is not None)
-        call = _call(http, head.id, arrived_us, prompt_only=request.prompt_only)
+        call = _call(http, request, head.id, arrived_us, prompt_only=request.prompt_only)
         return await self._answer(http, request, model, prompts, answer, call)
 
     async def _chat_prompt(self, request: ChatRequest, model: UsableModel) -> CheckedRequest:
@@ -129,12 +129,16 @@ class CompletionsApi:
             raise
 
 
-def _call(http: Request, request_id: str, arrived_us: int, *, prompt_only: bool = False) -> Call:
+def _call(
+    http: Request, request: CommonRequest, request_id: str, arrived_us: int, *, prompt_only: bool = False
+) -> Call:
+    check_priority(request.priority or 0)
     return Call(
         request_id=request_id,
         arrived_us=arrived_us,
         deadline_us=_deadline_us(http, arrived_us),
         tenant=_tenant(http),
+        priority=request.priority or 0,
         prompt_only=prompt_only,
     )
 

@@ -37,6 +37,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     arrived_us: int
     deadline_us: int = 0
     tenant: str = ""
+    priority: int = 0
     prompt_only: bool = False
     tokens_free: bool = False
     """A further choice of a prompt that is charged already."""
@@ -97,6 +98,7 @@ class Intake:
             tokenized_us=max(self.table.now_us() - call.arrived_us, 1),
             deadline_us=call.deadline_us,
             tenant=call.tenant,
+            priority=call.priority,
             prompt_only=call.prompt_only,
         )
         text = model.codec.stream(

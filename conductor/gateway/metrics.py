@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conductor.gateway.prediction_metrics import prediction_metrics
 from conductor.gateway.session_events import End, SessionSpec, Summary
 from conductor.gateway.token_metrics import TokenMetrics
 from conductor.ports import ClusterView
@@ -96,6 +97,7 @@ class ClusterCollector(Collector):
         yield GaugeMetricFamily("segue:num_requests_waiting", "Live requests before their first token.", value=waiting)
         yield GaugeMetricFamily("segue:num_requests_queued", "Waiting in the Conductor.", value=view.requests_queued)
         yield from _instance_gauges(view)
+        yield from prediction_metrics(view.predictions)
 
 
 def _instance_gauges(view: ClusterView) -> Iterator[Metric]:

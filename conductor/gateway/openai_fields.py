@@ -48,6 +48,8 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    priority: int | None = None
+    """The smaller is the more urgent."""
 
     @property
     def include_usage(self) -> bool:
@@ -113,7 +115,6 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "modalities": _unless(["text"]),
     "best_of": _unless(1),
     "length_penalty": _unless(1, 1.0),
-    "priority": _asked,
     **dict.fromkeys(
         [
             "audio",

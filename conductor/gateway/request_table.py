@@ -215,6 +215,7 @@ class RequestTable:
             sampling=spec.sampling if scores_due else replace(spec.sampling, prompt_logprobs=None),
             gateway=self.address,
             tenant=spec.tenant,
+            priority=spec.priority,
             deadline_ms=max(left_us // 1000, 1) if spec.deadline_us else 0,
         )
 

@@ -19,10 +19,11 @@ from conductor.gateway.metrics import RequestMetrics
 from conductor.gateway.model_catalog import UsableModel
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
+from conductor.gateway.rpc_explain import explanations_to_pb
 from conductor.gateway.rpc_peers import PeerCancels, is_forwarded
 from conductor.gateway.rpc_status import Context, errors_to_status
 from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
-from conductor.gateway.validate import check_request_id, check_tenant
+from conductor.gateway.validate import check_priority, check_request_id, check_tenant
 from conductor.ports import ConductorPort
 from segue import limits
 from segue.errors import BodyTooLarge, Cancelled, InvalidField
@@ -66,6 +67,7 @@ class InferenceService:
                 "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
                 "Cancel": grpc.unary_unary_rpc_method_handler(self.cancel),
                 "GetCluster": grpc.unary_unary_rpc_method_handler(self.get_cluster),
+                "Explain": grpc.unary_unary_rpc_method_handler(self.explain),
             },
         )
 
@@ -101,11 +103,19 @@ class InferenceService:
             view = self._conductor.cluster()
             return serialize(cluster_to_pb(view, len(self._intake.table), self._version))
 
+    async def explain(self, body: bytes, context: Context) -> bytes:
+        async with errors_to_status(context, self._metrics):
+            message = parse(body, inference_pb2.ExplainRequest)
+            if not message.request_id:
+                raise InvalidField("request_id", "is empty")
+            return serialize(explanations_to_pb(self._conductor.explain(message.request_id)))
+
     async def _accept(self, body: bytes, context: Context) -> tuple[LiveRequest, UsableModel]:
         arrived_us = self._intake.table.now_us()
         message = parse(body, inference_pb2.GenerateRequest)
         check_request_id(message.request_id)
         check_tenant(message.tenant)
+        check_priority(message.priority)
         model = await self._intake.catalog.usable(message.model)
         names = {"prompt": "messages"} if message.HasField("chat") else {}
         fields = sampling_fields(message.sampling, names)
@@ -117,6 +127,7 @@ class InferenceService:
             arrived_us=arrived_us,
             deadline_us=0 if remaining_s is None else self._intake.table.now_us() + int(remaining_s * 1e6),
             tenant=message.tenant,
+            priority=message.priority,
         )
         return await self._intake.open(model, call, checked, asyncio.Event()), model
 

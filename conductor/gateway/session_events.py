@@ -23,6 +23,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When tokenising was done, in microseconds since the arrival."""
     deadline_us: int = 0
     tenant: str = ""
+    priority: int = 0
     prompt_only: bool = False
     """The client wants to hear of the prompt alone: the first sampled token ends the request, unseen and uncounted."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from conductor.core.decision_log import Explanation
 from conductor.gateway.token_pieces import BYTE_OF_CHARACTER
 from conductor.ports import (
     ClusterView,
@@ -63,6 +64,7 @@ class FakeConductor:
     def __init__(self, cards: list[ModelCard], reply: Callable[[RoutedRequest], Script], *, max_model_len: int = 0):
         self.submitted: list[RoutedRequest] = []
         self.finished: list[tuple[str, str]] = []
+        self.explained: dict[str, list[Explanation]] = {}
         self.reply = reply
         self.deliver: Callable[[ReceivedTokens], Any] = lambda received: None
         self.served = {card.name: toy_served(card, max_model_len or card.max_model_len) for card in cards}
@@ -84,6 +86,9 @@ class FakeConductor:
         play = self._plays.pop(request_id, None)
         if play is not None and play is not asyncio.current_task():
             play.cancel()
+
+    def explain(self, request_id: str) -> list[Explanation]:
+        return self.explained.get(request_id, [])
 
     def cluster(self) -> ClusterView:
         instances = [toy_instance("p0", PREFILL, Role.PREFILL), toy_instance("d0", DECODE, Role.DECODE)]

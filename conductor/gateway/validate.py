@@ -95,6 +95,11 @@ def check_request_id(
     _check_name(request_id, field, bytes_max)
 
 
+def check_priority(priority: int, field: str = "priority") -> None:
+    if abs(priority) > limits.PRIORITY_ABS_MAX:
+        raise InvalidField(field, f"is {priority}, must be in -{limits.PRIORITY_ABS_MAX} .. {limits.PRIORITY_ABS_MAX}")
+
+
 def check_tenant(tenant: str, field: str = "tenant") -> None:
     """Empty is the tenant without a name."""
     _check_name(tenant, field, limits.TENANT_BYTES_MAX)

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.options import check_model_path, cluster_config, parse_bytes, read_config_file
+from launcher.options import (
+    check_model_path,
+    cluster_config,
+    parse_bytes,
+    parse_slo,
+    parse_weights,
+    read_config_file,
+)
 from segue.config import ClusterConfig
 from segue.errors import ConfigError
 
@@ -90,3 +97,22 @@ def test_model_path_must_exist_and_look_like_a_model(tmp_path: Path) -> None:
         check_model_path(str(tmp_path / "weights.bin"))
     (tmp_path / "config.json").touch()
     check_model_path(str(tmp_path))
+
+
+def test_objectives_and_weights_land_in_the_front() -> None:
+    given = {**parse_slo("ttft=2, tpot=0.05"), "tenant_weights": parse_weights(["gold=3", "a=b=0.5"]), "model": "m"}
+    admission = cluster_config(given, {}, "test").front.admission
+    assert (admission.slo_ttft_s, admission.slo_tpot_s, admission.slo_ttft_factor) == (2.0, 0.05, 3.0)
+    assert admission.tenant_weights == {"gold": 3.0, "a=b": 0.5}
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "latency=1", "tpot=-1", "ttft=inf", "ttft=nan"])
+def test_what_is_no_objective_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--slo"):
+        parse_slo(text)
+
+
+@pytest.mark.parametrize("pair", ["gold", "gold=much", "gold=0", "gold=-1"])
+def test_what_is_no_weight_is_refused(pair: str) -> None:
+    with pytest.raises(ConfigError, match="--tenant-weight"):
+        parse_weights([pair])

@@ -49,6 +49,7 @@ IN_COMPLETIONS: dict[str, tuple[Fields, str]] = {
     "STOP_STRING_BYTES_MAX": (lambda n: {"stop": "x" * n}, "stop[0]"),
     "STOP_TOKEN_IDS_MAX": (lambda n: {"stop_token_ids": [1] * n}, "stop_token_ids"),
     "LOGPROBS_MAX": (lambda n: {"prompt_logprobs": n}, "prompt_logprobs"),
+    "PRIORITY_ABS_MAX": (lambda n: {"priority": n}, "priority"),
 }
 """name -> (fields of that size, what the answer names)."""
 
