@@ -26,7 +26,17 @@ async def abort(context: Context, error: RequestError) -> NoReturn:
         metadata.append(("field", error.field))
     if isinstance(error, Overloaded):
         metadata += [("retry-after-ms", str(error.retry_after_ms)), ("resource", error.resource)]
-    await context.abort(grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+    await _end(context, grpc.StatusCode[error.grpc_status], error.message, tuple(metadata))
+
+
+async def _end(
+    context: Context, status: grpc.StatusCode, message: str, metadata: tuple[tuple[str, str], ...] = ()
+) -> NoReturn:
+    """A status cannot be sent to a client that has just left: for grpc that is an error, for us a cancelled call."""
+    try:
+        await context.abort(status, message, metadata)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError("the client is gone") from error
     raise AssertionError("abort returns never")
 
 
@@ -44,4 +54,4 @@ async def errors_to_status(context: Context, metrics: RequestMetrics) -> AsyncIt
         error_id = uuid.uuid4().hex
         log.exception("internal error %s", error_id)
         metrics.answered_with(error)
-        await context.abort(grpc.StatusCode.INTERNAL, f"internal error {error_id}; the server's log has the details")
+        await _end(context, grpc.StatusCode.INTERNAL, f"internal error {error_id}; the server's log has the details")

@@ -10,9 +10,13 @@ import grpc
 import httpx
 import pytest
 from gateway_front import Front
+from prometheus_client import CollectorRegistry
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
+from conductor.gateway.metrics import RequestMetrics
+from conductor.gateway.rpc_status import errors_to_status
 from conductor.gateway.testing import Script
+from segue.errors import DeadlineExceeded
 from segue.plan import TokenLogprobs
 
 Start = Callable[..., Awaitable[Front]]
@@ -80,3 +84,17 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_our
         while 'code="cancelled"' not in (await client.get(f"{front.http_url}/metrics")).text:
             await asyncio.sleep(0.01)
     assert "internal error" not in caplog.text
+
+
+class LeftJustNow:
+    """A call whose client is gone when its status is to be sent, as grpc tells of it."""
+
+    async def abort(self, *_: object) -> None:
+        raise grpc.aio.InternalError('Failed "execute_batch"')
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("late"), RuntimeError("a bug")])
+async def test_a_status_that_nobody_can_be_told_cancels_the_call(error: Exception) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        async with errors_to_status(LeftJustNow(), RequestMetrics(CollectorRegistry())):  # type: ignore[arg-type]
+            raise error
