@@ -1,6 +1,7 @@
 """The CPU engine beside `transformers.generate` in one process: same weights, same threads, runs alternating.
 
-    python benchmarks/engine_vs_transformers.py [MODEL] [--threads 2] [--runs 5] [--clock wall|cpu] [--csv FILE]
+    python benchmarks/engine_vs_transformers.py [MODEL] [--only decode prefill prefix] [--threads 2] [--runs 5]
+        [--clock wall|cpu] [--csv FILE]
 
 MODEL is a llama-architecture GGUF file or directory, the demo model if left out. Values are medians over runs; `ratio`
 is the engine's speed over the reference's, for `prefix hit` cold over cached time to the first token of the engine.
@@ -30,6 +31,7 @@ from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+PARTS = ("decode", "prefill", "prefix")
 PROMPT_TOKENS = 128
 DECODE_TOKENS = 24
 PREFILL_TOKENS = 1024
@@ -200,6 +202,7 @@ def add_speeds(results: ResultFile, shape: str, tokens: int, seconds: tuple[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=None, help="default: the demo model")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
@@ -216,10 +219,13 @@ def main() -> None:
     )
     command += f" --clock {arguments.clock}"
     results = ResultFile(arguments.csv, device=cpu_device(arguments.threads), command=command)
-    for batch_size in (1, ROWS):
-        measure_decode(ours, reference, batch_size, arguments.runs, results)
-    measure_prefill(ours, reference, arguments.runs, results)
-    measure_prefix_hit(ours, arguments.runs, results)
+    if "decode" in arguments.only:
+        for batch_size in (1, ROWS):
+            measure_decode(ours, reference, batch_size, arguments.runs, results)
+    if "prefill" in arguments.only:
+        measure_prefill(ours, reference, arguments.runs, results)
+    if "prefix" in arguments.only:
+        measure_prefix_hit(ours, arguments.runs, results)
 
 
 if __name__ == "__main__":
