@@ -18,7 +18,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 Address = Annotated[str, typer.Option(help="host:port of the gRPC front door.")]
 Model = Annotated[str, typer.Option(help="Served model; default: the only one.")]
-MaxTokens = Annotated[int | None, typer.Option(min=0, help="Tokens to generate; default: what the model leaves.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Tokens to generate; default: what the model leaves.")]
 MinTokens = Annotated[int | None, typer.Option(min=0)]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; default 1.")]
 TopK = Annotated[int | None, typer.Option(min=0)]
@@ -149,12 +149,14 @@ def show(
 
 
 def typed() -> Iterator[str]:
-    """Lines of the person at the terminal, until /quit, end of file or Ctrl-C."""
-    console = Console()
+    """Lines of the person at the terminal, until /quit, end of file or Ctrl-C. Prompts go to standard error, and only to
+    a person: the answers to a piped conversation are its whole standard output."""
+    is_person = sys.stdin.isatty()
+    console = Console(stderr=True, quiet=not is_person)
     console.print("/quit, Ctrl-D or Ctrl-C ends the conversation.", style="dim")
     while True:
         try:
-            said = console.input("[bold]> [/bold]")
+            said = console.input("[bold]> [/bold]") if is_person else input()
         except (EOFError, KeyboardInterrupt):
             return
         if said.strip() in QUIT:

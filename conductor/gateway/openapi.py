@@ -36,6 +36,7 @@ BOUNDS: Mapping[str, Schema] = {
     "top_logprobs": {"minimum": 0, "maximum": limits.LOGPROBS_MAX},
     "prompt_logprobs": {"minimum": 0, "maximum": limits.LOGPROBS_MAX},
     "stop_token_ids": {"maxItems": limits.STOP_TOKEN_IDS_MAX},
+    "priority": {"minimum": -limits.PRIORITY_ABS_MAX, "maximum": limits.PRIORITY_ABS_MAX},
     "logit_bias": {"maxProperties": limits.LOGIT_BIAS_MAX},
 }
 """Beside the types that the records have."""

@@ -171,3 +171,16 @@ def test_overload_says_when_to_try_again(server: ServerThread) -> None:
     server.conductor.reply = lambda request: Script(refuse=error)
     result = run("generate", "hi", "--address", server.address.result())
     assert "queue is full (try again in 1.5 s) [RESOURCE_EXHAUSTED]" in result.stderr
+
+
+def test_a_piped_conversation_prints_the_answers_and_nothing_else(server: ServerThread) -> None:
+    answered = run("chat", "--address", server.address.result(), typed="one\n\ntwo\n")
+    assert answered.exit_code == 0, answered.output
+    assert ">" not in answered.stdout and "/quit" not in answered.stdout
+    assert len(answered.stdout.splitlines()) == 2
+
+
+def test_no_tokens_at_all_are_refused_before_anything_is_sent(server: ServerThread) -> None:
+    refused = run("generate", "hello", "--address", server.address.result(), "--max-tokens", "0")
+    assert refused.exit_code == 2
+    assert "--max-tokens" in refused.output

@@ -15,7 +15,7 @@ from conductor.gateway.openapi import BOUNDS
 
 Start = Callable[..., Awaitable[Front]]
 BODY = {"model": "toy", "prompt": "hello"}
-WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "best_of", "logprobs")
+WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "best_of", "logprobs", "priority")
 NUMBERS = sorted(name for name, bound in BOUNDS.items() if {"minimum", "exclusiveMinimum"} & bound.keys())
 IN_COMPLETIONS = [name for name in NUMBERS if name not in ("max_completion_tokens", "top_logprobs")]
 
