@@ -149,8 +149,8 @@ def show(
 
 
 def typed() -> Iterator[str]:
-    """Lines of the person at the terminal, until /quit, end of file or Ctrl-C. Prompts go to standard error, and only to
-    a person: the answers to a piped conversation are its whole standard output."""
+    """Lines of the person at the terminal, until /quit, end of file or Ctrl-C. Prompts go to standard error, and only
+    to a person: the answers to a piped conversation are its whole standard output."""
     is_person = sys.stdin.isatty()
     console = Console(stderr=True, quiet=not is_person)
     console.print("/quit, Ctrl-D or Ctrl-C ends the conversation.", style="dim")
