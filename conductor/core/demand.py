@@ -94,6 +94,11 @@ class MemoryDemand:
             self._requests = self._requests * kept + booked
         self._seen_us, self._pages_seen, self._requests_seen = now_us, pages, requests
 
+    def arrivals(self, us: float, instances: int) -> float:
+        """Requests that land on one of so many instances within `us`."""
+        rate = self._requests / self._us if self._requests > RATE_OVER / 4 and self._us else 0.0
+        return rate * us / max(instances, 1)
+
     @property
     def pressure(self) -> float:
         """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for."""

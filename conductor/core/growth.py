@@ -12,6 +12,9 @@ LENGTHS_KEPT = 512
 LENGTHS_NEEDED = 16
 """Fewer say nothing about the next."""
 
+SPREAD_PARTS = 5
+"""Enough to see that a tenth of the answers are very short."""
+
 GROWTH_TOKENS_DEFAULT = 256
 QUANTILE = 0.9
 
@@ -24,6 +27,9 @@ class GrowthPredictor(Protocol):
 
     def expect(self, tokens_generated: int, tokens_left: int) -> int:
         """As `predict`, but what to expect instead of what to make room for."""
+
+    def spread(self, tokens_generated: int, tokens_left: int) -> tuple[int, ...]:
+        """Equally likely values of the same: the middles of SPREAD_PARTS parts of the distribution."""
 
 
 class QuantileGrowth:
@@ -51,3 +57,11 @@ class QuantileGrowth:
         if len(longer) < LENGTHS_NEEDED:
             return min(GROWTH_TOKENS_DEFAULT, tokens_left)
         return min(sum(longer) // len(longer) - tokens_generated, tokens_left)
+
+    def spread(self, tokens_generated: int, tokens_left: int) -> tuple[int, ...]:
+        start = bisect_right(self._sorted, tokens_generated)
+        longer = len(self._sorted) - start
+        if longer < LENGTHS_NEEDED:
+            return (max(1, min(GROWTH_TOKENS_DEFAULT, tokens_left)),)
+        middles = [start + (2 * part + 1) * longer // (2 * SPREAD_PARTS) for part in range(SPREAD_PARTS)]
+        return tuple(max(1, min(self._sorted[middle] - tokens_generated, tokens_left)) for middle in middles)

@@ -48,7 +48,8 @@ class JointPolicy:
 
     def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
         self._look(query, candidates)
-        weigher = Weigher(query, self._prefill, self._memory, health, _supply(query, candidates))
+        decodes = len(candidates.locals or candidates.decodes)
+        weigher = Weigher(query, self._prefill, self._memory, health, _supply(query, candidates), decodes)
         choices = _pairs(weigher, candidates) + _locals(weigher, candidates)
         return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
 
@@ -151,10 +152,11 @@ def _pair(weigher: Weigher, prefill: PrefillSide, decode: DecodeSide) -> Choice:
     if computes_at_decode(query, decode.instance):
         step_us = max(weigher.cost.prefill.us(weigher.known - decode.held, decode.held), decode.tpot_us)
         ttft_us = query.waited_us + step_us + weigher.penalty_us(prefill.instance, ramps=False)
-        cost += loss(ttft_us / weigher.ttft_target_us) + weigher.own_tpot(decode.tpot_us)
+        cost += loss(ttft_us / weigher.ttft_target_us) + weigher.own_tpot(decode.tpot_us, 0.0)
         return _choice(weigher, prefill, decode, cost, ttft_us, decode.tpot_us, computes=False)
-    tpot_us = decode.tpot_us + weigher.tail_us(prefill, decode) / weigher.answer_tokens
-    cost += prefill.cost + weigher.own_tpot(tpot_us)
+    wait_us = max(weigher.tail_us(prefill, decode), weigher.landing_wait_us(prefill.ttft_us, decode.instance))
+    tpot_us = decode.tpot_us + wait_us / weigher.answer_tokens
+    cost += prefill.cost + weigher.own_tpot(decode.tpot_us, wait_us)
     return _choice(weigher, prefill, decode, cost, prefill.ttft_us, tpot_us, computes=True)
 
 
@@ -188,7 +190,7 @@ def _choice(
 
 def _local(weigher: Weigher, instance: Instance, ramps: bool, beside_prefills: bool) -> Choice:
     prefill, decode = weigher.local(instance, ramps)
-    cost = prefill.cost + decode.cost + weigher.own_tpot(decode.tpot_us)
+    cost = prefill.cost + decode.cost + weigher.own_tpot(decode.tpot_us, 0.0)
     if beside_prefills:
         cost += LOCAL_GAP_LOSS
     else:

@@ -80,6 +80,7 @@ class Placement:
         query = Query(
             request=request,
             tokens_growth=self.growth_tokens(request),
+            answers=self._growth.spread(*_generated_and_left(request)),
             tokens_answer=max(1, self._growth.expect(*_generated_and_left(request))),
             held=usable_tokens(held, block_size, request.tokens_known),
             held_soon=usable_tokens(held_soon, block_size, request.tokens_known),

@@ -37,6 +37,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prefix root: equals are ordered by rendezvous of this and the instance."""
     tokens_answer: int = 256
     """Still to be generated: what is expected."""
+    answers: tuple[int, ...] = (256,)
+    """Equally likely values of it."""
     waited_us: int = 0
     """Since it arrived here."""
     requests_waiting: int = 0

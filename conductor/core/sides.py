@@ -11,6 +11,12 @@ from conductor.core.policy import Query
 from conductor.core.pricing import loss
 
 
+TPOT_SCATTER = 2.0
+"""The mean over one answer's steps scatters around its forecast: some answers meet two prefills, most none, and a tenth
+of them have two dozen tokens to spread one over. It is judged by its fourth power, whose mean is that of a target which is
+so much tighter (a lognormal with a deviation of .6)."""
+
+
 class Supply(msgspec.Struct, frozen=True):
     """Where more of the prefix is than anywhere else."""
 
@@ -47,15 +53,17 @@ class Weigher:
         memory_demand: MemoryDemand,
         health: HealthBook,
         supply: Supply | None,
+        decodes: int,
     ) -> None:
         self.query = query
         self._health = health
         self._memory = memory_demand
         self._supply = supply
+        self._decodes = decodes
         beliefs, self.known = query.beliefs, query.request.tokens_known
         self.cost = cost = beliefs.cost
         self.ttft_target_us = beliefs.targets.ttft_us_of(cost, query.request.tokens_prompt)
-        self.tpot_target_us = beliefs.targets.tpot_us
+        self.tpot_target_us = beliefs.targets.tpot_us / TPOT_SCATTER
         self.answer_tokens = query.tokens_answer
         target_us = beliefs.targets.ttft_us
         self.compute_loss_us = prefill_demand.loss_per_us(target_us)
@@ -117,12 +125,19 @@ class Weigher:
         source = self._supply.instance if fetched and self._supply is not None else None
         prefill = PrefillSide(instance, loss(ttft_us / self.ttft_target_us), held, fetched, source, compute_us, ttft_us)
         cost = self._delay(rows, before_us, after_us) + self._room(instance, held)
+        cost += self._landing_delay(before_us, taken_us)
         return prefill, DecodeSide(instance, cost, held, after_us)
 
     # -- terms
 
-    def own_tpot(self, tpot_us: float) -> float:
-        return loss(tpot_us / self.tpot_target_us)
+    def own_tpot(self, step_us: float, wait_us: float) -> float:
+        """Of steps of `step_us`, the first of which is `wait_us` late: a short answer has few to spread that over."""
+        answers, target_us = self.query.answers, self.tpot_target_us
+        return sum(loss((step_us + wait_us / tokens) / target_us) for tokens in answers) / len(answers)
+
+    def landing_wait_us(self, ttft_us: float, decode: Instance) -> float:
+        """What D has still to prefill for others when the first token is there."""
+        return max(0.0, self._queue_us(decode) - ttft_us + self.query.waited_us)
 
     def tail_us(self, prefill: PrefillSide, decode: DecodeSide) -> float:
         """From the first token until D has every page: pages go as they are computed, so what remains is the last
@@ -173,6 +188,11 @@ class Weigher:
 
     def _delay(self, rows: int, before_us: float, after_us: float) -> float:
         return rows * (loss(after_us / self.tpot_target_us) - loss(before_us / self.tpot_target_us))
+
+    def _landing_delay(self, step_us: float, taken_us: float) -> float:
+        """Of those who land while the prompt is computed: on average half of it stands between their first tokens."""
+        landing = self._memory.arrivals(taken_us, self._decodes)
+        return landing * (self.own_tpot(step_us, taken_us / 2) - self.own_tpot(step_us, 0.0))
 
     def _room(self, instance: Instance, held: int) -> float:
         """Of the memory that the request takes: what is evicted, and the wait of those who find the pool full."""
