@@ -7,6 +7,7 @@ from worker_runtime.watchdog import (
     DRAIN_LOOKS_MAX,
     FIRST_STEP_LOOKS_MAX,
     FIRST_STEPS,
+    LOOKBACK_TOKENS,
     STEP_LOOKS_MIN,
     EngineWatch,
     ReplacementWait,
@@ -56,6 +57,13 @@ def test_large_plan_of_a_slow_engine_gets_ten_times_its_prediction() -> None:
     watch = warm_watch(elapsed_us=50_000)
     watch.submitted(plan(99, tokens=100))
     assert looks_until_hung(watch) == 50
+
+
+def test_chunk_at_the_end_of_a_long_prompt_gets_longer() -> None:
+    watch = warm_watch(elapsed_us=100_000)
+    late = Chunk(row=0, start=3 * LOOKBACK_TOKENS, length=50, sample=False)
+    watch.submitted(BatchPlan(op=99, chunks=[late]))
+    assert looks_until_hung(watch) == 10 * 4 * 5
 
 
 def test_first_steps_may_compile() -> None:
