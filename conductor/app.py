@@ -91,9 +91,9 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
         try:
             await _until(stop, parts)
         finally:
-            await directory.withdraw()
             await _shut_down(rpc, http, gateway, workers)
             await _cancel(parts)
+            await directory.withdraw()
 
 
 async def _until(stop: asyncio.Event, parts: list[asyncio.Task[None]]) -> None:

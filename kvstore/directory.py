@@ -61,7 +61,7 @@ class Directory(Protocol):
         """Idempotent; of a lost lease, nothing."""
 
     async def agree(self, name: str, value: bytes) -> bytes:
-        """The value that all members share under `name`: the first one proposed. It does not expire."""
+        """What all members share under `name`: the first value proposed. It lasts while somebody asks for it."""
 
     def shared_tenants(self, limits: TenantLimits) -> SharedTenants | None:
         """The count over all Conductors; None where there is only one, which counts by itself."""

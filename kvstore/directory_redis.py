@@ -17,6 +17,9 @@ from kvstore.directory_tenants_redis import RedisTenants
 from segue.config import TenantLimits
 
 SCAN_COUNT = 512
+AGREED_MS = 24 * 3600 * 1000
+"""A value that no member has asked for during a day belongs to a cluster that is no more."""
+
 TRANSACTION_TRIES_MAX = 8
 """Lost races in a row before the directory counts as unavailable: with a handful of contenders somebody is spinning."""
 
@@ -88,7 +91,7 @@ class RedisDirectory:
         key = self._key("agreed", name)
         async with reachable():
             await self._redis.set(key, value, nx=True)
-            agreed = await self._redis.get(key)
+            agreed = await self._redis.getex(key, px=AGREED_MS)
         return agreed if isinstance(agreed, bytes) else value
 
     def shared_tenants(self, limits: TenantLimits) -> RedisTenants:

@@ -70,6 +70,15 @@ def up(
     http_port: Annotated[int | None, typer.Option(help="Default 8000; 0: any free one.")] = None,
     advertise_host: Annotated[str | None, typer.Option(help="Where workers and clients reach the front.")] = None,
     queue_max: Annotated[int | None, typer.Option(help="Requests that may wait for an instance.")] = None,
+    conductors: Annotated[
+        int | None, typer.Option(help="Conductor + gateway processes, each on the next ports; several need Redis.")
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="Directory that Conductors share, e.g. redis://127.0.0.1:6379; default: embedded."),
+    ] = None,
+    tenant_requests: Annotated[int | None, typer.Option(help="Live requests of each tenant; 0: no limit.")] = None,
+    tenant_tokens: Annotated[int | None, typer.Option(help="Tokens of each tenant per minute; 0: no limit.")] = None,
     strict_fields: Annotated[bool | None, typer.Option(help="Reject unknown fields of the OpenAI API.")] = None,
     slo: Annotated[
         str | None, typer.Option(help="Objectives in seconds, e.g. ttft=2,tpot=0.05: reject what would miss them.")

@@ -8,7 +8,6 @@ shared memory; nothing of a cluster outlives its launcher.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from pathlib import Path
@@ -16,10 +15,12 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from launcher.cluster_plan import plan_front, plan_workers
+from launcher.cluster_plan import plan_fronts, plan_workers
+from launcher.directory_check import check_directory
+from launcher.fronts import FrontAddress, Fronts
 from launcher.host_facts import HostFacts
 from launcher.instance_pool import Death, InstancePool
-from launcher.processes import POLL_SECONDS, ChildProcess, LocalProcesses, stop_children, thread_environment
+from launcher.processes import POLL_SECONDS, LocalProcesses
 from launcher.progress import Progress
 from launcher.ray_environment import prepare_ray_environment
 from launcher.runtime_dir import RuntimeDir
@@ -45,6 +46,8 @@ class Endpoints(msgspec.Struct, frozen=True):
     grpc: str
     http: str
     model: str
+    others: tuple[FrontAddress, ...] = ()
+    """Of further fronts, each as good as the first."""
 
 
 class Cluster:
@@ -63,10 +66,10 @@ class Cluster:
         self._host = host
         self._progress = progress
         self._interrupted = interrupted
-        self._front_config = plan_front(config)
+        plan_fronts(config)  # what was asked for is refused before anything is made
         self._runtime = RuntimeDir()
         self._logs = logs or self._runtime.logs
-        self._front: ChildProcess | None = None
+        self._fronts: Fronts | None = None
         self._pool: InstancePool | None = None
         self._tender: Tender | None = None
 
@@ -77,29 +80,33 @@ class Cluster:
     def start(self) -> Endpoints:
         """Bring everything up; raise StartFailed, or StartInterrupted once `interrupted` is set."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        endpoints = self._start_front()
+        endpoints = self._start_fronts()
+        grpc = [endpoints.grpc, *(other.grpc for other in endpoints.others)]
         workers = plan_workers(
             self._config,
             self._host,
             cluster=self._runtime.cluster,
-            conductor=endpoints.grpc,
+            conductors=grpc,
             runtime_dir=str(self._runtime.path),
         )
         pool = self._start_pool(workers)
         self._await_model(endpoints)
-        self._tender = Tender(pool, workers, endpoints.grpc, self._progress.say)
+        self._tender = Tender(pool, workers, grpc, self._progress.say)
         return endpoints
 
-    def _start_front(self) -> Endpoints:
+    def _start_fronts(self) -> Endpoints:
+        configs = plan_fronts(self._config, self._runtime.cluster)
+        check_directory(configs[0].directory)
         with self._progress.working("starting the Conductor and its gateway"):
-            self._front = ChildProcess(
-                "front", "conductor.app", self._front_config, logs=self._logs, environment=thread_environment(1)
-            )
-            while (ready := self._front.ready()) is None:
+            fronts = self._fronts = Fronts(configs, self._logs, self._progress.say)
+            fronts.start()
+            while (addresses := fronts.addresses()) is None:
                 self._check_alive()
-        self._progress.done(f"Conductor and gateway serve (pid {self._front.pid})")
-        (model,) = self._front_config.model_names
-        return Endpoints(grpc=ready["grpc"], http=ready["http"], model=model)
+        pids = ", ".join(str(pid) for pid in fronts.pids().values())
+        self._progress.done(f"Conductor and gateway serve (pid {pids})")
+        (model,) = configs[0].model_names
+        first, *others = addresses
+        return Endpoints(grpc=first.grpc, http=first.http, model=model, others=tuple(others))
 
     def _start_pool(self, workers: list[WorkerConfig]) -> InstancePool:
         pool = self._pool = self._make_pool(workers)
@@ -130,11 +137,14 @@ class Cluster:
 
     def _await_model(self, endpoints: Endpoints) -> None:
         """The Conductor offers a model once a usable set of instances has registered and sent the model's card."""
-        url = f"http://{endpoints.http}/v1/models"
         deadline = time.monotonic() + START_SECONDS_MAX
         with httpx.Client(timeout=5.0, trust_env=False) as client:
-            while endpoints.model not in [entry["id"] for entry in client.get(url).raise_for_status().json()["data"]]:
-                self._check_alive(deadline)
+            for http in (endpoints.http, *(other.http for other in endpoints.others)):
+                url = f"http://{http}/v1/models"
+                while endpoints.model not in [
+                    entry["id"] for entry in client.get(url).raise_for_status().json()["data"]
+                ]:
+                    self._check_alive(deadline)
 
     def _check_alive(self, deadline: float | None = None) -> None:
         """One pause of a start-up loop; raises when there is nothing to wait for any more."""
@@ -146,25 +156,25 @@ class Cluster:
             raise StartFailed(f"not ready after {START_SECONDS_MAX:.0f} s; see the logs with --log-dir")
 
     def _first_death(self) -> Death | None:
-        front = self._front.death() if self._front else None
+        front = self._fronts.first_death() if self._fronts else None
         return front or next(iter(self._pool.deaths() if self._pool else ()), None)
 
     def tend(self) -> Death | None:
         """One round of the watch over a started cluster: dead and hung instances are replaced. Returns the death that
-        the cluster cannot go on after: the front's, or that of the last instance that could serve."""
-        assert self._front is not None and self._tender is not None
-        return self._front.death() or self._tender.tend()
+        the cluster cannot go on after: that of the last front, or of the last instance that could serve."""
+        assert self._fronts is not None and self._tender is not None
+        return self._fronts.tend() or self._tender.tend()
 
     def stop(self) -> None:
         try:
             if self._tender is not None:
                 self._tender.close()
-            if self._front is not None:
-                self._front.send(signal.SIGTERM)  # from now on requests are told that the cluster ends
+            if self._fronts is not None:
+                self._fronts.announce_end()  # from now on requests are told that the cluster ends
             if self._pool is not None:
                 self._pool.stop()
-            if self._front is not None:
-                stop_children([self._front])
+            if self._fronts is not None:
+                self._fronts.stop()
         finally:
             self._runtime.remove()
 

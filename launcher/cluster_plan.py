@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 import msgspec
 
 from launcher.host_facts import HostFacts
 from launcher.option_values import check_named_values
-from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
+from segue.config import ClusterConfig, DirectoryConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
 from segue.errors import ConfigError
+from segue.limits import CONDUCTORS_MAX
 from segue.manifest import Role
 
 KV_MEMORY_BYTES_DEFAULT = 1 << 30
@@ -65,6 +66,8 @@ def check_cluster(config: ClusterConfig) -> None:
         raise ConfigError(f"--device {config.engine.device!r}: known: auto, cpu, cuda, cuda:N")
     engine, scheduler = config.engine, config.scheduler
     at_least_0 = {"--threads": engine.threads, "--block-size": engine.block_size, "--kv-pages": engine.pages}
+    tenants = config.front.tenants
+    at_least_0 |= {"--tenant-requests": tenants.requests_max, "--tenant-tokens": tenants.tokens_per_minute}
     at_least_0 |= {"--max-model-len": config.model.max_model_len, "--queue-max": config.front.queue_max}
     at_least_0["--tenant-queue-max"] = config.front.admission.tenant_queue_max
     at_least_1 = {
@@ -74,10 +77,18 @@ def check_cluster(config: ClusterConfig) -> None:
     _check_least(0, at_least_0)
     _check_least(1, at_least_1 | {"--steps-max": scheduler.steps_max})
     check_named_values(config)
+    _check_conductors(config)
     if config.front.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {config.front.log_level!r}: known: {', '.join(LOG_LEVELS)}")
     if config.decode and config.engine.device.startswith("cuda") and scheduler.kv_connector not in ("auto", "cuda_ipc"):
         raise ConfigError(f"--kv-connector {scheduler.kv_connector}: K/V of GPUs is handed over by cuda_ipc")
+
+
+def _check_conductors(config: ClusterConfig) -> None:
+    if not 1 <= config.conductors <= CONDUCTORS_MAX:
+        raise ConfigError(f"--conductors must be in 1 .. {CONDUCTORS_MAX}, got {config.conductors}")
+    if config.conductors > 1 and not config.front.directory.redis_url:
+        raise ConfigError(f"--conductors {config.conductors} needs --redis-url: Conductors find each other in Redis")
 
 
 def _check_least(least: int, values: Mapping[str, int]) -> None:
@@ -101,13 +112,32 @@ def runs_on_gpu(config: ClusterConfig, host: HostFacts) -> bool:
     return config.engine.device.startswith("cuda")
 
 
-def plan_front(config: ClusterConfig) -> FrontConfig:
+def plan_fronts(config: ClusterConfig, cluster: str = "segue") -> list[FrontConfig]:
+    """One config for each Conductor + gateway process. The first has the ports asked for, the others those that follow;
+    `cluster` names this run in a directory that others use as well."""
     check_cluster(config)
-    return msgspec.structs.replace(config.front, model_names=(served_name(config.model),))
+    front = msgspec.structs.replace(
+        config.front, model_names=(served_name(config.model),), directory=_directory(config, cluster)
+    )
+    return [front] + [_another_front(front, number) for number in range(1, config.conductors)]
+
+
+def _another_front(front: FrontConfig, number: int) -> FrontConfig:
+    return msgspec.structs.replace(
+        front,
+        grpc_port=front.grpc_port and front.grpc_port + number,
+        http_port=front.http_port and front.http_port + number,
+        record=front.record and f"{front.record}.{number}",
+    )
+
+
+def _directory(config: ClusterConfig, cluster: str) -> DirectoryConfig:
+    directory = config.front.directory
+    return msgspec.structs.replace(directory, cluster=cluster) if directory.redis_url else directory
 
 
 def plan_workers(
-    config: ClusterConfig, host: HostFacts, *, cluster: str, conductor: str, runtime_dir: str
+    config: ClusterConfig, host: HostFacts, *, cluster: str, conductors: Sequence[str], runtime_dir: str
 ) -> list[WorkerConfig]:
     """One config for each instance. `cluster` names this run: shared memory and instance uuids derive from it."""
     check_cluster(config)
@@ -121,7 +151,8 @@ def plan_workers(
             model=model,
             engine=_plan_engine(config, host, slot, roles),
             scheduler=config.scheduler,
-            conductors=(conductor,),
+            conductors=tuple(conductors),
+            directory=_directory(config, cluster),
             runtime_dir=runtime_dir,
             shm_prefix=cluster,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 from segue_proto.v1 import cluster_pb2, cluster_pb2_grpc
@@ -71,6 +71,34 @@ class PoolLink:
                 self._orders.put(ScaleOrder(op=command.op, pool=scale.pool, instances=scale.instances))
         except grpc.RpcError:
             return  # dialled again; what matters is that the front lives, and its process is watched
+
+
+class PoolLinks:
+    """Links to several Conductors as if to one: an operator may order from any of them. Each counts its orders by
+    itself, so their numbers are told apart here."""
+
+    def __init__(self, fronts: Sequence[str]) -> None:
+        self._links = [PoolLink(front) for front in fronts]
+
+    def orders(self) -> list[ScaleOrder]:
+        count = len(self._links)
+        return [
+            ScaleOrder(op=order.op * count + number, pool=order.pool, instances=order.instances)
+            for number, link in enumerate(self._links)
+            for order in link.orders()
+        ]
+
+    def answer(self, op: int, answer: ScaleAnswer) -> None:
+        op, number = divmod(op, len(self._links))
+        self._links[number].answer(op, answer)
+
+    def ended(self, uuid: str, pid: int) -> None:
+        for link in self._links:
+            link.ended(uuid, pid)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
 
 
 def _messages(

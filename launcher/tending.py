@@ -3,6 +3,7 @@ starts and retires what `segue scale` asks for, and says what happens."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ from launcher.cluster_plan import plan_another, shared_memory_refusal
 from launcher.host_facts import shared_memory_free_bytes
 from launcher.instance_pool import Death, InstancePool
 from launcher.rpc_client import ClientError, SegueClient
-from launcher.rpc_pools import PoolLink
+from launcher.rpc_pools import PoolLinks
 from launcher.scaling import Action, Answer, Forget, Retire, Scaling, Start
 from launcher.supervision import Absences, RestartLimits, Supervisor
 from segue.config import WorkerConfig
@@ -26,14 +27,14 @@ def monotonic_us() -> int:
 
 
 class Tender:
-    """`tend` is one round of the watch over `pool`, which was started with `workers`; `front` is the Conductor's gRPC
-    address."""
+    """`tend` is one round of the watch over `pool`, which was started with `workers`; `fronts` are the gRPC
+    addresses of its Conductors."""
 
     def __init__(
         self,
         pool: InstancePool,
         workers: Sequence[WorkerConfig],
-        front: str,
+        fronts: Sequence[str],
         say: Callable[[str], None],
         limits: RestartLimits | None = None,
     ) -> None:
@@ -44,8 +45,8 @@ class Tender:
         self._supervisor = Supervisor(roles, limits)
         self._scaling = Scaling(roles)
         self._absences = Absences()
-        self._client = SegueClient(front)
-        self._link = PoolLink(front)
+        self._clients = [SegueClient(front) for front in fronts]
+        self._link = PoolLinks(fronts)
         self._say = say
         self._look_us = 0
         self.restarts = 0
@@ -74,7 +75,8 @@ class Tender:
 
     def close(self) -> None:
         self._link.close()
-        self._client.__exit__(None, None, None)
+        for client in self._clients:
+            client.__exit__(None, None, None)
 
     # -- wanted sizes
 
@@ -158,11 +160,18 @@ class Tender:
             self._link.ended(self._workers[name].uuid, pid)
 
     def _replace_hung(self, ready: set[str], now_us: int) -> None:
-        try:
-            members = [instance.name for instance in self._client.cluster().instances]
-        except ClientError:
+        members = self._members()
+        if members is None:
             self._absences.forget()
             return
         for name in self._absences.observe(ready, members, now_us):
             self._say(f"{name} runs, but the Conductor does not hear it: it is killed")
             self._pool.kill(name)
+
+    def _members(self) -> set[str] | None:
+        """Whom any Conductor hears; None when none answers."""
+        answers = []
+        for client in self._clients:
+            with contextlib.suppress(ClientError):
+                answers.append({instance.name for instance in client.cluster().instances})
+        return set().union(*answers) if answers else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.cluster import Cluster, Endpoints, StartInterrupted, describe
-from launcher.cluster_plan import instance_roles, runs_on_gpu, threads_per_instance
+from launcher.cluster_plan import instance_roles, plan_fronts, runs_on_gpu, threads_per_instance
 from launcher.doctor import Level, check_port
 from launcher.host_facts import HostFacts, read_host_facts
 from launcher.progress import Progress
@@ -32,7 +32,8 @@ def run_up(config: ClusterConfig, progress: Progress, logs: Path | None) -> int:
     _on_stop_signal(stop)
     for stale in sweep_stale_clusters():
         progress.say(f"removed what a killed launcher left: {stale}")
-    check_ports(config.front)
+    for front in plan_fronts(config):
+        check_ports(front)
     host = read_host_facts()
     cluster = Cluster(config, host, progress=progress, interrupted=stop, logs=logs)
     try:
@@ -90,6 +91,7 @@ def banner(endpoints: Endpoints, config: ClusterConfig, host: HostFacts) -> list
         f"Segue serves {endpoints.model}: {instances} ({where})",
         f"  gRPC  {endpoints.grpc}",
         f"  HTTP  http://{endpoints.http}/v1",
+        *(f"  gRPC  {other.grpc}, HTTP  http://{other.http}/v1" for other in endpoints.others),
         "Try:",
         f"  {segue_command()} generate --address {endpoints.grpc} --max-tokens 64 {shlex.quote('Once upon a time')}",
         f"  curl -N http://{endpoints.http}/v1/chat/completions -H 'content-type: application/json' -d "

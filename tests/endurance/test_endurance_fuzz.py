@@ -54,7 +54,7 @@ async def test_a_thousand_malformed_requests_leave_the_cluster_as_it_was(cluster
     assert fuzzer.faults == []
     assert fuzzer.counts["json 400"] > 100 and fuzzer.counts["grpc INVALID_ARGUMENT"] > 200, fuzzer.counts
     assert fuzzer.counts["json 200"] > 20 and fuzzer.counts["grpc OK"] > 5, fuzzer.counts
-    await check_sound(cluster, pids, cluster.front.log)
+    await check_sound(cluster, pids, cluster.front_log)
 
 
 def conform(cluster: ToyCluster, path: str, examples: int) -> dict[int, int]:
@@ -105,7 +105,7 @@ async def test_schemathesis_finds_no_5xx(cluster: ToyCluster, path: str) -> None
     pids = cluster.pids()
     statuses = await asyncio.to_thread(conform, cluster, path, 8)
     assert sum(statuses.values()) >= 14 and statuses.get(400, 0) > 0, statuses
-    await check_sound(cluster, pids, cluster.front.log)
+    await check_sound(cluster, pids, cluster.front_log)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ async def test_a_hundred_thousand_malformed_requests(cluster: ToyCluster) -> Non
         for _ in range(10):
             await fuzz(fuzzer, {"json": 2000, "grpc": 6600, "http1": 400, "http2": 1000})
             assert fuzzer.faults == []
-            await check_sound(cluster, pids, cluster.front.log)
+            await check_sound(cluster, pids, cluster.front_log)
             rss.append(rss_bytes(cluster))
             print(f"{sum(fuzzer.counts.values())} requests, {rss[-1] / 1e6:.1f} MB")
     total = sum(found.values()) + sum(fuzzer.counts.values())

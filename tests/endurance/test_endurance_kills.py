@@ -136,9 +136,10 @@ async def test_front_that_stood_still_takes_nobody_for_lost(tmp_path: Path) -> N
         stream = Stream()
         client = asyncio.create_task(one_stream(cluster, 600, stream))
         await under_way(stream)
-        os.kill(cluster.front.pid, signal.SIGSTOP)
+        (front,) = cluster.fronts.pids().values()
+        os.kill(front, signal.SIGSTOP)
         await asyncio.sleep(5.0)
-        os.kill(cluster.front.pid, signal.SIGCONT)
+        os.kill(front, signal.SIGCONT)
         await client
         assert stream.finished is not None
         assert stream.finished.attempts == 1

@@ -39,7 +39,9 @@ async def one_round(stub: Any, rng: random.Random) -> list[str]:
 
 
 def rss_bytes(cluster: ToyCluster) -> int:
-    return sum(psutil.Process(pid).memory_info().rss for pid in [*cluster.pids().values(), cluster.front.pid])
+    return sum(
+        psutil.Process(pid).memory_info().rss for pid in [*cluster.pids().values(), *cluster.fronts.pids().values()]
+    )
 
 
 @pytest.mark.parametrize(("rounds", "growth_max"), [(2, 0.04), pytest.param(8, 0.02, marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ from kill_storm import StormReport, clients, until
 from toy_cluster import InferenceStub, ToyCluster, booked, channel, idle_within, shared_memory_of, toy_cluster, view
 
 from launcher.rpc_client import ClientError, SegueClient
+from launcher.supervision import RestartLimits
 from segue.pool_messages import InstanceChange, InstanceState, ScaleDone
 
 STREAMS = 30
@@ -103,7 +104,8 @@ async def test_impossible_sizes_are_refused_with_the_reason(tmp_path: Path) -> N
 
 
 async def test_instance_that_cannot_start_is_given_up_and_the_pool_keeps_what_serves(tmp_path: Path) -> None:
-    with toy_cluster(tmp_path) as cluster:
+    limits = RestartLimits(stable_us=1, backoff_first_us=100_000, deaths_max=4)
+    with toy_cluster(tmp_path, limits=limits) as cluster:
         cluster.fail_file.write_text("decode-1")
         events = await asyncio.to_thread(scale, cluster, "decode", 2)
         assert states(events, "decode-1")[-1] is InstanceState.FAILED

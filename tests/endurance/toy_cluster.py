@@ -18,17 +18,19 @@ import msgspec
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 from toy_instance import FAIL_FILE_VARIABLE, HANG_FILE_VARIABLE, STEP_MS_VARIABLE
 
+from launcher.fronts import FrontAddress, Fronts
 from launcher.host_facts import SHARED_MEMORY
 from launcher.instance_pool import Death
-from launcher.processes import ChildProcess, LocalProcesses, stop_children
+from launcher.processes import LocalProcesses
 from launcher.supervision import RestartLimits
 from launcher.tending import Tender
-from segue.config import EngineConfig, FrontConfig, ModelConfig, SchedulerConfig, WorkerConfig
+from segue.config import DirectoryConfig, EngineConfig, FrontConfig, ModelConfig, SchedulerConfig, WorkerConfig
 from segue.manifest import Role
 
 HERE = Path(__file__).parent
 START_SECONDS_MAX = 60.0
 BLOCK_SIZE = 4
+LEASE_MS = 2_000
 TEND_SECONDS = 0.05
 
 IMPATIENT = RestartLimits(stable_us=1, backoff_first_us=100_000, backoff_us_max=1_000_000, deaths_max=1_000)
@@ -38,7 +40,15 @@ InferenceStub = inference_pb2_grpc.InferenceStub
 
 
 def worker_config(
-    name: str, role: Role, *, conductor: str, folder: Path, prefix: str, pages: int, drain_s: float
+    name: str,
+    role: Role,
+    *,
+    conductor: str,
+    directory: DirectoryConfig,
+    folder: Path,
+    prefix: str,
+    pages: int,
+    drain_s: float,
 ) -> WorkerConfig:
     return WorkerConfig(
         uuid=uuid.uuid4().hex,
@@ -48,6 +58,7 @@ def worker_config(
         engine=EngineConfig(pages=pages, block_size=BLOCK_SIZE, device="cpu", threads=1),
         scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=64, handoff_lease_ms=5_000, drain_s=drain_s),
         conductors=(conductor,),
+        directory=directory,
         runtime_dir=str(folder),
         shm_prefix=prefix,
     )
@@ -72,9 +83,9 @@ def wait_for(what: Callable[[], Any], seconds_max: float = START_SECONDS_MAX) ->
 
 
 class ToyCluster:
-    """`prefill` + `decode` instances behind one front, tended as the launcher does it; `close` ends and reaps all.
-
-    `conductor` turns the front's address into the one that instances dial for their control streams."""
+    """`prefill` + `decode` instances behind `conductors` fronts, tended as the launcher does it; `close` ends and reaps
+    all. Instances are told of the first front, which `grpc` and `http` name; `conductor` turns its address into
+    the one that they dial for their control streams."""
 
     def __init__(
         self,
@@ -87,21 +98,27 @@ class ToyCluster:
         drain_s: float = 30.0,
         limits: RestartLimits = IMPATIENT,
         conductor: Callable[[str], str] = str,
+        conductors: int = 1,
+        redis_url: str = "",
     ) -> None:
         self.prefix = f"seguetest-{uuid.uuid4().hex[:8]}"
         self.fail_file, self.hang_file = folder / "who-fails", folder / "who-hangs"
         self.said: list[str] = []
         environment = toy_environment(step_ms, self.fail_file, self.hang_file)
-        config = FrontConfig(grpc_port=0, http_port=0, model_names=("toy",), log_level="warning")
-        self.front = ChildProcess("front", "conductor.app", config, logs=folder, environment=environment)
-        ready = wait_for(self.front.ready)
-        self.grpc, self.http = ready["grpc"], ready["http"]
+        directory = DirectoryConfig(redis_url=redis_url, cluster=self.prefix, lease_ms=LEASE_MS)
+        config = FrontConfig(grpc_port=0, http_port=0, model_names=("toy",), log_level="warning", directory=directory)
+        self.fronts = Fronts([config] * conductors, folder, self.said.append, limits)
+        self.front_log = folder / "front.log"
+        self.fronts.start()
+        self.addresses: list[FrontAddress] = wait_for(self.fronts.addresses)
+        self.grpc, self.http = self.addresses[0].grpc, self.addresses[0].http
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         self.workers = [
             worker_config(
                 name,
                 role,
                 conductor=conductor(self.grpc),
+                directory=directory,
                 folder=folder,
                 prefix=self.prefix,
                 pages=pages,
@@ -114,7 +131,9 @@ class ToyCluster:
         self.pool = LocalProcesses(self.workers, logs=folder, modules=modules, environment=environment)
         self.pool.start()
         wait_for(lambda: len(self.pool.ready()) == len(roles))
-        self.tender = Tender(self.pool, self.workers, self.grpc, self.said.append, limits)
+        self.tender = Tender(
+            self.pool, self.workers, [address.grpc for address in self.addresses], self.said.append, limits
+        )
         self.ended: Death | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tend, name="tender")
@@ -122,7 +141,7 @@ class ToyCluster:
 
     def _tend(self) -> None:
         while self.ended is None and not self._stop.wait(TEND_SECONDS):
-            self.ended = self.tender.tend()
+            self.ended = self.fronts.tend() or self.tender.tend()
 
     def pids(self) -> dict[str, int]:
         """Of instances that serve, by name."""
@@ -134,7 +153,7 @@ class ToyCluster:
         self._thread.join()
         self.tender.close()
         self.pool.stop()
-        stop_children([self.front])
+        self.fronts.stop()
         for segment in shared_memory_of(self.prefix):
             segment.unlink()
 
@@ -212,4 +231,6 @@ async def idle_within(stub: Any, seconds_max: float) -> float | None:
 
 
 def channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    """Looks for a server that was away often: the default waits longer each time."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 300)]
+    return grpc.aio.insecure_channel(address, options=options)

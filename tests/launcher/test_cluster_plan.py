@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.cluster_plan import SHM_SHARE_MAX, plan_front, plan_workers, served_name
+from launcher.cluster_plan import SHM_SHARE_MAX, plan_fronts, plan_workers, served_name
 from launcher.host_facts import Gpu, HostFacts
-from segue.config import ClusterConfig, EngineConfig, FrontConfig, ModelConfig, SchedulerConfig, WorkerConfig
+from segue.config import (
+    ClusterConfig,
+    DirectoryConfig,
+    EngineConfig,
+    FrontConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TenantLimits,
+    WorkerConfig,
+)
 from segue.errors import ConfigError
 from segue.manifest import Role
 
@@ -21,7 +30,7 @@ def cluster(**settings: object) -> ClusterConfig:
 
 
 def workers(config: ClusterConfig, host: HostFacts = HOST) -> list[WorkerConfig]:
-    return plan_workers(config, host, cluster="segue-00", conductor="127.0.0.1:1", runtime_dir="/run/segue-00")
+    return plan_workers(config, host, cluster="segue-00", conductors=["127.0.0.1:1"], runtime_dir="/run/segue-00")
 
 
 def test_names_and_roles() -> None:
@@ -36,7 +45,7 @@ def test_names_and_roles() -> None:
 
 def test_uuids_differ_between_instances_and_between_clusters_but_not_between_calls() -> None:
     first = [worker.uuid for worker in workers(cluster())]
-    other = plan_workers(cluster(), HOST, cluster="segue-01", conductor="c", runtime_dir="r")
+    other = plan_workers(cluster(), HOST, cluster="segue-01", conductors=["c"], runtime_dir="r")
     assert first == [worker.uuid for worker in workers(cluster())]
     assert len({*first, *(worker.uuid for worker in other)}) == 4
 
@@ -54,13 +63,14 @@ def test_model_is_served_under_its_own_name(path: str, name: str) -> None:
 
 def test_given_name_wins_everywhere() -> None:
     config = cluster(model=ModelConfig(path="/m/x", name="nice"))
-    assert plan_front(config).model_names == ("nice",)
+    (front,) = plan_fronts(config)
+    assert front.model_names == ("nice",)
     assert {worker.model.name for worker in workers(config)} == {"nice"}
 
 
 def test_front_keeps_what_was_asked() -> None:
     asked = FrontConfig(host="0.0.0.0", grpc_port=1, http_port=2)
-    assert plan_front(cluster(front=asked)) == msgspec.structs.replace(asked, model_names=("Toy-1B",))
+    assert plan_fronts(cluster(front=asked)) == [msgspec.structs.replace(asked, model_names=("Toy-1B",))]
 
 
 @given(cores=st.integers(1, 64), prefill=st.integers(1, 8), decode=st.integers(1, 8))
@@ -159,7 +169,7 @@ def test_cpu_can_be_forced_on_a_gpu_host() -> None:
 )
 def test_sets_of_instances_that_cannot_serve_are_refused(counts: dict[str, int], option: str) -> None:
     with pytest.raises(ConfigError, match=option):
-        plan_front(cluster(**counts))
+        plan_fronts(cluster(**counts))
 
 
 @pytest.mark.parametrize(
@@ -180,4 +190,42 @@ def test_values_that_would_fail_late_or_be_ignored_are_refused_before_anything_s
     settings: dict[str, object], option: str
 ) -> None:
     with pytest.raises(ConfigError, match=option):
-        plan_front(cluster(**settings))
+        plan_fronts(cluster(**settings))
+
+
+REDIS = FrontConfig(directory=DirectoryConfig(redis_url="redis://127.0.0.1:1"), record="/tmp/x.rec")
+
+
+def test_each_conductor_has_ports_and_a_recording_of_its_own() -> None:
+    fronts = plan_fronts(cluster(conductors=3, front=REDIS), "segue-00")
+    assert [(front.grpc_port, front.http_port) for front in fronts] == [(50051, 8000), (50052, 8001), (50053, 8002)]
+    assert [front.record for front in fronts] == ["/tmp/x.rec", "/tmp/x.rec.1", "/tmp/x.rec.2"]
+    assert len({front.directory for front in fronts}) == 1
+
+
+def test_any_free_port_stays_any_free_port() -> None:
+    asked = msgspec.structs.replace(REDIS, grpc_port=0, http_port=0)
+    fronts = plan_fronts(cluster(conductors=2, front=asked), "segue-00")
+    assert [(front.grpc_port, front.http_port) for front in fronts] == [(0, 0), (0, 0)]
+
+
+def test_conductors_and_workers_meet_in_the_directory_under_the_name_of_their_run() -> None:
+    config = cluster(conductors=2, front=REDIS)
+    (front, _) = plan_fronts(config, "segue-00")
+    (worker, *_) = workers(config)
+    assert front.directory == worker.directory
+    assert front.directory.cluster == "segue-00"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"conductors": 2}, "--conductors 2 needs --redis-url"),
+        ({"conductors": 0}, "--conductors must be in 1 .. 64, got 0"),
+        ({"front": FrontConfig(tenants=TenantLimits(requests_max=-1))}, "--tenant-requests must be 0 or more"),
+        ({"front": FrontConfig(tenants=TenantLimits(tokens_per_minute=-1))}, "--tenant-tokens must be 0 or more"),
+    ],
+)
+def test_conductors_that_could_not_work_together_are_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        plan_fronts(cluster(**settings))

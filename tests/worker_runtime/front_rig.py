@@ -40,7 +40,8 @@ class Registered:
 
 
 class Front(worker_pb2_grpc.WorkerControlServicer, worker_pb2_grpc.TokenLinkServicer):
-    def __init__(self) -> None:
+    def __init__(self, name: str = "front") -> None:
+        self.name = name
         self.workers: dict[str, Registered] = {}
         self.cards: dict[str, ModelCard] = {}
         self.outcomes: dict[AttemptRef, list[Outcome]] = defaultdict(list)
@@ -69,7 +70,7 @@ class Front(worker_pb2_grpc.WorkerControlServicer, worker_pb2_grpc.TokenLinkServ
         worker = Registered(msgspec.msgpack.decode(first.register.manifest, type=InstanceManifest))
         known = worker.manifest.card_digest in self.cards
         await self._change(self.workers.__setitem__, worker.manifest.name, worker)
-        registered = worker_pb2.Registered(need_card=not known, heartbeat_ms=500, conductor="front")
+        registered = worker_pb2.Registered(need_card=not known, heartbeat_ms=500, conductor=self.name)
         worker.outbox.put_nowait(worker_pb2.ConductorMessage(registered=registered))
         reader = asyncio.create_task(self._read(requests, worker))
         try:
