@@ -50,7 +50,7 @@ class Stamps:
 class Bench:
     """One engine and one planner for all cases; token ids are random, so nothing hits the cache by chance."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quantization: str = "", kv_dtype: str = "auto") -> None:
         started_s = time.perf_counter()
         device = torch.device("cuda")
         info = random_model(
@@ -60,10 +60,13 @@ class Bench:
             block_size=BLOCK,
             pages_total=PAGES,
             max_model_len=LENGTH_MAX,
+            kv_dtype=torch.float8_e4m3fn if kv_dtype == "fp8" else None,
         )
         scheduler = SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET_TOKENS, pipeline_depth=1)
-        config = EngineConfig(device="cuda", attention_prefill="cudnn", attention_decode="triton")
-        self.engine: Engine = load_engine(ModelConfig(path="random"), config, scheduler, info=info)
+        prefill = "triton" if kv_dtype == "fp8" else "cudnn"
+        config = EngineConfig(device="cuda", attention_prefill=prefill, attention_decode="triton")
+        model = ModelConfig(path="random", quantization=quantization)
+        self.engine: Engine = load_engine(model, config, scheduler, info=info)
         torch.cuda.synchronize()
         self.load_s = time.perf_counter() - started_s
         limits = PlannerLimits(ROWS, BUDGET_TOKENS, LENGTH_MAX, pipeline_depth=1, tokens_saturating=SATURATING)

@@ -10,6 +10,7 @@ import torch
 from engine.arch import ArchSpec
 from engine.attention.base import AttentionShape
 from engine.attention.registry import build_backend
+from engine.fp8 import check_fp8, quantize
 from engine.layer_ops import LayerOps, TorchOps
 from engine.memory import EngineShape, checked_pages, read_capacity
 from engine.model import DecoderModel
@@ -26,6 +27,7 @@ from segue.model_card import ModelCard
 from segue.plan import BatchPlan, PlanResult
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = DTYPES | {"float8_e4m3fn": torch.float8_e4m3fn}
 BLOCK_SIZE_CPU, BLOCK_SIZE_GPU = 16, 64
 
 
@@ -107,7 +109,7 @@ def read_model(
         card=files.card,
         spec=files.spec,
         layout=shape.layout,
-        kv_root=kv_root(files, dtype_name(shape.dtype), shape.layout),
+        kv_root=kv_root(files, dtype_name(shape.dtype) + model.quantization, shape.layout),
         device=device,
         dtype=shape.dtype,
         pages_total=checked_pages(shape, read_capacity(device, engine.gpu_memory_utilization)),
@@ -124,7 +126,9 @@ def engine_shape(
 ) -> EngineShape:
     """What decides how much memory an engine on `device` takes, every "auto" resolved; ConfigError names the option."""
     dtype = resolve_dtype(model.dtype, device, files.stored_dtype, "dtype")
-    kv_dtype = dtype if engine.kv_dtype == "auto" else resolve_dtype(engine.kv_dtype, device, "", "kv_dtype")
+    kv_dtype = dtype if engine.kv_dtype == "auto" else resolve_kv_dtype(engine.kv_dtype, device)
+    if model.quantization:
+        check_fp8(model.quantization, dtype, device, allocate(files.spec, dtype, torch.device("meta"), mesh).layers[0])
     layout = KvLayout(
         layers=len(files.spec.layers),
         kv_heads=rank_shape(files.spec, mesh).kv_heads,
@@ -133,7 +137,18 @@ def engine_shape(
         dtype=dtype_name(kv_dtype),
     )
     card = files.card
-    return EngineShape(files.spec, dtype, layout, device, card.vocab_size, card.max_model_len, engine, scheduler, mesh)
+    return EngineShape(
+        spec=files.spec,
+        dtype=dtype,
+        layout=layout,
+        device=device,
+        vocab_size=card.vocab_size,
+        max_model_len=card.max_model_len,
+        engine=engine,
+        scheduler=scheduler,
+        mesh=mesh,
+        quantized=bool(model.quantization),
+    )
 
 
 def load_engine(
@@ -153,7 +168,6 @@ def load_engine(
     info = info or read_model(model, engine, scheduler, mesh)
     if engine.threads and info.device.type == "cpu":
         torch.set_num_threads(engine.threads)
-    pages = _pages(info, page_buffer, pages_trailer_bytes)
     state = RowState(
         scheduler.max_num_seqs,
         info.card.max_model_len + scheduler.pipeline_depth + scheduler.steps_max,
@@ -163,7 +177,15 @@ def load_engine(
     sampling = SamplingState(
         scheduler.max_num_seqs, info.card.vocab_size, info.spec.vocab_rows, info.card.eos_ids, info.device
     )
-    built = build_model(info, engine, positions_max=state.tokens.shape[1], mesh=mesh, collectives=collectives)
+    built = build_model(
+        info,
+        engine,
+        positions_max=state.tokens.shape[1],
+        quantization=model.quantization,
+        mesh=mesh,
+        collectives=collectives,
+    )
+    pages = _pages(info, page_buffer, pages_trailer_bytes)
     eager = Runner(built, pages, state, sampling)
     runner: PlanRunner = eager
     if info.device.type == "cuda":
@@ -176,6 +198,7 @@ def build_model(
     engine: EngineConfig,
     *,
     positions_max: int,
+    quantization: str = "",
     mesh: Mesh | None = None,
     collectives: Collectives | None = None,
 ) -> DecoderModel:
@@ -184,6 +207,10 @@ def build_model(
     parameters = allocate(info.spec, info.dtype, info.device, mesh)
     with torch.inference_mode():
         info.files.load(parameters, mesh)
+        if quantization:
+            check_fp8(quantization, info.dtype, info.device, parameters.layers[0])
+            quantize(parameters)
+            torch.cuda.empty_cache()  # what the weights were read into goes to the pages
     shape = rank_shape(info.spec, mesh)
     attention = AttentionShape(
         heads=shape.heads,
@@ -198,13 +225,22 @@ def build_model(
     return DecoderModel(
         info.spec,
         parameters,
-        build_backend(engine.attention_prefill, "prefill", attention),
+        build_backend(prefill_backend(engine.attention_prefill, info.layout.dtype), "prefill", attention),
         build_backend(engine.attention_decode, "decode", attention),
         layer_ops(info.device),
         positions_max=positions_max,
         mesh=mesh,
         collectives=collectives,
     )
+
+
+def prefill_backend(name: str, kv_dtype: str) -> str:
+    """fp8 pages are read by the Triton kernels alone; ConfigError for another backend that was asked for."""
+    if kv_dtype != "float8_e4m3fn":
+        return name
+    if name not in ("auto", "triton"):
+        raise ConfigError(f"attention_prefill {name!r} cannot read fp8 K/V; triton can")
+    return "triton"
 
 
 def layer_ops(device: torch.device) -> LayerOps:
@@ -246,7 +282,7 @@ def graph_runner(
 
 def _pages(info: ModelInfo, page_buffer: memoryview | None, trailer_bytes: int) -> torch.Tensor:
     shape = (info.pages_total, *info.layout.page_shape)
-    dtype = DTYPES[info.layout.dtype]
+    dtype = KV_DTYPES[info.layout.dtype]
     if page_buffer is None:
         memory = torch.zeros(info.pages_bytes + trailer_bytes, dtype=torch.uint8, device=info.device)
         return memory[: info.pages_bytes].view(dtype).view(shape)
@@ -281,5 +317,14 @@ def resolve_dtype(name: str, device: torch.device, stored: str, option: str) -> 
     return DTYPES[name]
 
 
+def resolve_kv_dtype(name: str, device: torch.device) -> torch.dtype:
+    """fp8 is e4m3, unscaled: keys and values are of order one, and it reaches from 0.002 to 448."""
+    if name not in ("fp8", "float8_e4m3fn"):
+        return resolve_dtype(name, device, "", "kv_dtype")
+    if device.type != "cuda":
+        raise ConfigError(f"kv_dtype {name!r} needs a GPU; known here: auto, {', '.join(DTYPES)}")
+    return torch.float8_e4m3fn
+
+
 def dtype_name(dtype: torch.dtype) -> str:
-    return next(name for name, value in DTYPES.items() if value == dtype)
+    return next(name for name, value in KV_DTYPES.items() if value == dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.fp8 import Fp8Weight
+
 WIDE_OUT, FEW_TOKENS = 2048, 16
 """Head of SmolLM2 (49152 x 576) in float32 on one AVX2 core, ms, x W^T / W x^T: 53/32 at 2 tokens, 96/36 at 4, 79/50 at
 8, 155/89 at 16, 95/156 at 32. Below 2048 outputs the two are equal."""
@@ -20,8 +22,10 @@ _HAS_ONEDNN: bool = (
 )
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, in], weight [out, in] -> contiguous [tokens, out]."""
+    if isinstance(weight, Fp8Weight):
+        return weight.product(x, bias)
     tokens, wide = x.shape[0], weight.shape[0] >= WIDE_OUT
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return F.linear(x, weight, bias)
@@ -41,6 +45,9 @@ def linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return linear(x, weight).float()
 
 
-def add_linear(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+def add_linear(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | Fp8Weight) -> None:
     """residual [tokens, out] += x W^T, within the product: one rounding, and a pass over memory less than apart."""
-    residual.addmm_(x, weight.t())
+    if isinstance(weight, Fp8Weight):
+        residual.add_(weight.product(x))
+    else:
+        residual.addmm_(x, weight.t())

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.arch import ArchSpec
+from engine.fp8 import QUANTISED
 from engine.memory_ledger import LedgerLine, MemoryLedger, activation_bytes, logits_bytes, plan_ledger
 from engine.parallel import Mesh, rank_shape
 from engine.parameters import ModelParameters, allocate
@@ -46,6 +47,8 @@ class EngineShape:
     engine: EngineConfig
     scheduler: SchedulerConfig
     mesh: Mesh
+    quantized: bool = False
+    """Linear layers in fp8."""
 
     @property
     def positions_max(self) -> int:
@@ -117,7 +120,7 @@ def _lasting(shape: EngineShape) -> list[LedgerLine]:
     blocks_max = -(-shape.positions_max // shape.layout.block_size)
     ropes = len(spec.ropes) * shape.positions_max * spec.head_dim * 4
     lines = [
-        LedgerLine("weights", parameter_bytes(spec, shape.dtype, shape.mesh), f"{shape.dtype}".removeprefix("torch.")),
+        _weights(shape),
         LedgerLine("rotary tables", ropes, f"{shape.positions_max} positions"),
         LedgerLine("row tables", rows * (shape.positions_max * 8 + blocks_max * 4), f"{rows} rows"),
     ]
@@ -126,6 +129,17 @@ def _lasting(shape: EngineShape) -> list[LedgerLine]:
 
         lines += footprint.lasting(shape.spec, shape.scheduler, shape.vocab_size, blocks_max, shape.dtype)
     return lines
+
+
+def _weights(shape: EngineShape) -> LedgerLine:
+    """fp8: a byte for each element and four for each output channel of a quantised layer; the rest in the dtype."""
+    taken, name = parameter_bytes(shape.spec, shape.dtype, shape.mesh), f"{shape.dtype}".removeprefix("torch.")
+    if not shape.quantized:
+        return LedgerLine("weights", taken, name)
+    layers = allocate(shape.spec, shape.dtype, torch.device("meta"), shape.mesh).layers
+    linears = [getattr(layer, field) for layer in layers for field in QUANTISED]
+    saved = sum(weight.nbytes - weight.numel() - 4 * weight.shape[0] for weight in linears)
+    return LedgerLine("weights", taken - saved, f"linear layers fp8, the rest {name}")
 
 
 def _passing(shape: EngineShape) -> list[LedgerLine]:

@@ -106,7 +106,8 @@ class Runner:
             self.state.end(row)
         if plan.copies:
             sources, targets = (upload(pages, self.state.device) for pages in zip(*plan.copies, strict=True))
-            self.kv_pages[targets] = self.kv_pages[sources]
+            whole = self.kv_pages.view(torch.uint8)  # bytes: fp8 has no indexed copy
+            whole[targets] = whole[sources]
         for start in plan.starts:
             self.state.start(start.row, start.seq, start.tokens, start.pages, start.tokens_ready)
             self.sampling.start(start.row, start.sampling, start.tokens, start.tokens_prompt)

@@ -22,6 +22,8 @@ def memory(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="Plan for a GPU of this size that need not be here.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="fp8: linear layers in fp8, on a GPU.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt + generated tokens; 0: the model's own.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in one batch.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Token budget of one step.")] = None,

@@ -50,6 +50,7 @@ def random_model(
     seed: int = 0,
     eos_ids: tuple[int, ...] = (),
     vocab_size: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> ModelInfo:
     """What `read_model` would give for a checkpoint of this shape; for `load_engine(..., info=...)`."""
     layout = KvLayout(
@@ -57,7 +58,7 @@ def random_model(
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
-        dtype=dtype_name(dtype),
+        dtype=dtype_name(kv_dtype or dtype),
     )
     card = ModelCard(
         name="random",
