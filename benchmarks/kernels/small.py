@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator
@@ -23,8 +24,10 @@ from pathlib import Path
 import torch
 from segue_kernels.activation import silu_mul
 from segue_kernels.decode_state import Places
+from segue_kernels.general_sampling import GeneralSampling
 from segue_kernels.norm import rms_norm
 from segue_kernels.rope_store import rope_store
+from segue_kernels.row_sampling import RowTable, RowWish
 from segue_kernels.sampling import SampleScratch, sample
 from segue_kernels.skinny_gemm import GemvTile, gemv, gemv_gated, gemv_rope
 from segue_kernels.skinny_gemm_dot import DotTile, skinny_gated, skinny_linear
@@ -235,10 +238,47 @@ def sampling(results: ResultFile) -> None:
         results.add(f"sample, batch {batch}, temperature {temperature}", "time", spent_us, "us")
 
 
+GENERAL = {
+    "plain": None,
+    "top-k 50": RowWish(top_k=50),
+    "top-p 0.9": RowWish(top_p=0.9),
+    "top-k 50, top-p 0.9, min-p 0.01": RowWish(top_k=50, top_p=0.9, log_min_p=math.log(0.01)),
+    "penalties": RowWish(frequency=0.5, repetition=1.1),
+    "greedy, 5 log-probabilities": RowWish(logprobs=5),
+}
+
+
+def general_sampling(results: ResultFile) -> None:
+    """Rows with filters and penalties at temperature 0.8, on flat logits (normal, deviation 1) and peaked ones (4).
+    Floor: logits read and scores written once at the copy rate."""
+    for batch, (name, wish), spread in itertools.product((1, 256), GENERAL.items(), (1.0, 4.0)):
+        logits = torch.randn(batch, VOCAB, device="cuda") * spread
+        places = Places.of(torch.zeros(Places.WORDS, batch, dtype=torch.int32, device="cuda"))
+        places.rows.copy_(torch.arange(batch))
+        places.temperatures.fill_(0.0 if name.startswith("greedy") else 0.8)
+        places.seeds.copy_(torch.arange(batch))
+        counts = torch.zeros(batch, VOCAB, dtype=torch.int32, device="cuda")
+        table = RowTable.allocate(counts, counts.bool())
+        if wish is not None:
+            words = torch.from_numpy(wish.words())
+            table.words[:, : len(words)] = words.cuda()
+        general = GeneralSampling.allocate(table, batch, VOCAB)
+        tokens = torch.zeros(batch, 4096, dtype=torch.int64, device="cuda")
+        chosen = torch.empty(batch, dtype=torch.int32, device="cuda")
+        scratch = SampleScratch.allocate(batch, VOCAB, torch.device("cuda"))
+        step = partial(sample, logits, places, tokens, chosen, scratch, VOCAB, general=general, pdl=True)
+        spent_us = graph_us(lambda _, run=step: run(), [logits] * 4)
+        shape = f"sample {name}, batch {batch}, deviation {spread:g}"
+        floor_us = (1 if wish is None else 2) * logits.nbytes / (READ_TBPS if wish is None else 4.27) / 1e6
+        results.add(shape, "time", spent_us, "us")
+        results.add(shape, "of floor", floor_us / spent_us, "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS / "small_kernels_h200.csv")
     parser.add_argument("--sweep", default="", help="batch sizes, such as 1,8")
+    parser.add_argument("--only", choices=("sampling",), help="leave the rest out")
     parser.add_argument("--best", type=Path, help="JSON file for the sweep's winners")
     options = parser.parse_args()
     if options.sweep:
@@ -246,9 +286,11 @@ def main() -> None:
         return
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     results = ResultFile(options.results, device=device, command="kernels.small")
-    products(results)
-    pointwise(results)
+    if options.only is None:
+        products(results)
+        pointwise(results)
     sampling(results)
+    general_sampling(results)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from segue_kernels.logprob_report import REPORT_WORDS, report_kernel
 from segue_kernels.programmatic_launch import launch_options
 from segue_kernels.row_sampling import RowTable, RowWish
 from segue_kernels.shaped_logits import GROUP, shape_logits_kernel
+from segue_kernels.slices import slices_each
 
 BLOCK = 1024
 LIST_MAX = 16_384
@@ -96,7 +97,7 @@ def choose_general(
     """Put the choice of each place with wishes into `first_parts` (value 0, token, whether it failed) at place *
     `parts_apart`, add it to the row's counts where it has penalties, and report log-probabilities."""
     batch, table, scratch = places.rows.shape[0], general.table, general.scratch
-    steps = 1 if batch < 8 else 4
+    steps = slices_each(batch, vocab_size)
     groups, parts = triton.cdiv(vocab_size, GROUP), triton.cdiv(vocab_size, BLOCK * steps)
     groups_block, parts_block = triton.next_power_of_2(groups), triton.next_power_of_2(parts)
     options = launch_options(pdl)
@@ -159,9 +160,10 @@ def choose_general(
         LIST_MAX=LIST_MAX,
         GROUPS_BLOCK=groups_block,
         PARTS_BLOCK=parts_block,
-        TILE=2048,
+        # Few rows leave multiprocessors to spare, many share them by two.
+        TILE=2048 if batch > 128 else 4096,
         PDL=pdl,
-        num_warps=8,
+        num_warps=8 if batch > 128 else 16,
         **options,
     )
     report_kernel[(batch,)](

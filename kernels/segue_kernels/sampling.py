@@ -26,9 +26,7 @@ from segue_kernels.general_sampling import GeneralSampling, choose_general
 from segue_kernels.gumbel import gumbel_noise
 from segue_kernels.noise import approximate_gumbel, better, first_best, gumbel, noise_row
 from segue_kernels.programmatic_launch import launch_options
-
-SLICE = 1024
-"""Vocabulary entries per program and step of its loop."""
+from segue_kernels.slices import SLICE, slices_each
 
 
 @triton.jit
@@ -161,7 +159,7 @@ def sample(
     """Sample for every place from `logits` [batch, >= vocab_size] (float32 or bfloat16) into the token table `tokens`
     int64 [rows, positions_max]; see the module. Without `general` every row is taken for a plain one."""
     batch = places.rows.shape[0]
-    steps = 1 if batch < 8 else 4
+    steps = slices_each(batch, vocab_size)
     parts = triton.cdiv(vocab_size, SLICE * steps)
     options = launch_options(pdl)
     partial_argmax_kernel[(batch, parts)](

@@ -1,4 +1,4 @@
-"""A prefill and a decode process on one GPU: pages go by CUDA IPC, and tokens are those of one process for both roles."""
+"""A prefill and a decode process on one GPU: pages go by CUDA IPC, tokens are those of one process for both roles."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ class Request:
     sampling: SamplingParams
 
 
-def small_model(device: torch.device, dtype: torch.dtype = torch.float32) -> ModelInfo:
+def small_model(device: torch.device, dtype: torch.dtype = torch.float32, *, pages_total: int = PAGES) -> ModelInfo:
     return random_model(
         SPEC,
         dtype=dtype,
         device=device,
         block_size=BLOCK,
-        pages_total=PAGES,
+        pages_total=pages_total,
         max_model_len=POSITIONS,
         seed=3,
         eos_ids=(7,),
@@ -73,12 +73,20 @@ def reference_engine() -> Runner:
 
 def graph_engine(device: torch.device, *, capture: bool | None = None, chunk_tokens_max: int = 16) -> GraphRunner:
     """Fused kernels; graphs where there is a GPU, unless `capture` says otherwise."""
-    info = small_model(device)
+    return graph_engine_over(device, PAGES, capture=capture, chunk_tokens_max=chunk_tokens_max)[0]
+
+
+def graph_engine_over(
+    device: torch.device, pages_total: int, *, capture: bool | None = None, chunk_tokens_max: int = 16
+) -> tuple[GraphRunner, torch.Tensor]:
+    """The same over a pool of `pages_total` pages, and the pool."""
+    info = small_model(device, pages_total=pages_total)
     model, pages, state, eager = parts_of(info, "triton", fused=True)
     capture = device.type == "cuda" if capture is None else capture
-    return graph_runner(
+    runner = graph_runner(
         eager, model, state, pages, info.card.vocab_size, chunk_tokens_max=chunk_tokens_max, capture=capture
     )
+    return runner, pages
 
 
 def planner(depth: int, steps_max: int = 1, budget: int = 16, pages: int = PAGES) -> BatchPlanner:

@@ -10,12 +10,13 @@ import torch
 
 from engine.cuda import chunk_graphs
 from engine.step_batch import build_step
-from segue.plan import Chunk
+from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
 from tests.engine_cuda.driving import (
     Request,
     generate,
     graph_engine,
+    graph_engine_over,
     parts_of,
     planner,
     reference_engine,
@@ -65,17 +66,20 @@ def test_logits_are_those_of_float32_on_the_cpu(device: torch.device, dtype: tor
 
 
 def test_random_arrivals_and_cancels_keep_the_invariants(device: torch.device) -> None:
-    """2,000 plans on a pool that is often too small: preemption, copy-on-write and both kinds of graph take turns."""
+    """10,000 plans on a pool that is often too small: preemption, copy-on-write and both kinds of graph take turns, and
+    every third sequence has filters or penalties."""
     rng = random.Random(11)
     engine, batch = graph_engine(device), planner(depth=1, pages=40)
     flights: deque[int] = deque()
     seq, alive = 0, set()
     shared = [rng.randrange(8, 200) for _ in range(24)]
-    for _ in range(2000):
+    for _ in range(10_000):
         if len(alive) < 12 and rng.random() < 0.3:
             seq += 1
             prompt = (shared if rng.random() < 0.5 else []) + [rng.randrange(8, 200) for _ in range(rng.randint(1, 40))]
-            sampling = SamplingParams(temperature=rng.choice([0.0, 0.9]), seed=seq, max_tokens=rng.randint(1, 30))
+            wishes = rng.choice([{}, {}, {"top_p": 0.8, "top_k": 9}, {"frequency_penalty": 0.4, "logprobs": 3}])
+            temperature, tokens = rng.choice([0.0, 0.9]), rng.randint(1, 30)
+            sampling = SamplingParams(temperature=temperature, seed=seq, max_tokens=tokens, **wishes)
             batch.add(seq, prompt, len(prompt), sampling, b"root", order=seq)
             alive.add(seq)
         if alive and rng.random() < 0.03:
@@ -94,4 +98,21 @@ def test_random_arrivals_and_cancels_keep_the_invariants(device: torch.device) -
                 if update.finish:
                     alive.discard(update.seq)
         batch.check()
-    assert seq > 100
+    assert seq > 500
+
+
+def test_a_row_in_the_last_pages_of_a_pool_of_more_than_2_31_elements(device: torch.device) -> None:
+    prompt, tokens = list(range(20, 60)), []
+    for pages_total in (64, 2**21 + 64):
+        engine, pages = graph_engine_over(device, pages_total)
+        assert (pages.numel() > 2**31) == (pages_total > 64)
+        own = list(range(pages_total - 8, pages_total))
+        start = RowStart(0, 1, prompt, len(prompt), 0, own, SamplingParams(temperature=0.0, max_tokens=16))
+        plans = [BatchPlan(op=0, starts=[start], chunks=[Chunk(0, 0, 16, False)])]
+        plans += [BatchPlan(op=1, chunks=[Chunk(0, 16, 24, True)]), BatchPlan(op=2, decodes=[0], steps_max=16)]
+        for plan in plans:
+            engine.launch(plan)
+        tokens.append([entry.tokens for _ in plans for entry in engine.collect().rows])
+        assert bool(pages[:56].isnan().all())
+    assert tokens[0] == tokens[1]
+    assert len(tokens[0][1]) == 16
