@@ -8,6 +8,7 @@ ended, so that their instances need not be waited for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,9 @@ SERVICE_NAME = cluster_pb2.DESCRIPTOR.services_by_name["PoolControl"].full_name
 
 ORDERS_OPEN_MAX = 64
 """Operators waiting at once; a new order for a pool ends the one before it."""
+
+ATTACH_S_MAX = 2.0
+"""A launcher attaches when its cluster is up, and again after a broken stream: an order waits so long for it."""
 
 NO_MANAGER = (
     "nothing that starts instances is attached to this Conductor; on Kubernetes change the replicas of the pool "
@@ -72,6 +76,7 @@ class PoolControlService:
     def __init__(self, ended: Callable[[str, int], None]) -> None:
         self._ended = ended
         self._managers: list[_Manager] = []
+        self._attached = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         attach = grpc.stream_stream_rpc_method_handler(
@@ -88,6 +93,7 @@ class PoolControlService:
     ) -> AsyncIterator[cluster_pb2.PoolCommand]:
         manager = _Manager()
         self._managers.append(manager)
+        self._attached.set()
         reader = asyncio.create_task(self._read(manager, messages), name="pool manager stream")
         sender = asyncio.create_task(manager.outgoing.get())
         try:
@@ -99,12 +105,16 @@ class PoolControlService:
                 sender = asyncio.create_task(manager.outgoing.get())
         finally:
             self._managers.remove(manager)
+            if not self._managers:
+                self._attached.clear()
             manager.gone()
             reader.cancel()
             sender.cancel()
             await asyncio.gather(reader, sender, return_exceptions=True)
 
     async def scale(self, pool: str, instances: int) -> AsyncIterator[InstanceChange | ScaleDone]:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._attached.wait(), ATTACH_S_MAX)
         if not self._managers:
             raise Unavailable(NO_MANAGER)
         async with self._managers[-1].order(pool, instances) as answers:

@@ -100,7 +100,18 @@ class ClusterCollector(Collector):
         yield from prediction_metrics(view.predictions)
 
 
+def _pool_sizes(view: ClusterView) -> Metric:
+    """Both states of every pool that has an instance, also 0."""
+    sizes = GaugeMetricFamily("segue:instances", "Registered instances by pool and state.", labels=["pool", "state"])
+    pools = [(instance.manifest.role.value, instance.draining) for instance in view.instances]
+    for pool in sorted({pool for pool, _ in pools}):
+        sizes.add_metric([pool, "ready"], pools.count((pool, False)))
+        sizes.add_metric([pool, "draining"], pools.count((pool, True)))
+    return sizes
+
+
 def _instance_gauges(view: ClusterView) -> Iterator[Metric]:
+    yield _pool_sizes(view)
     labels = ["instance", "role"]
     pages = GaugeMetricFamily("segue:kv_pages", "KV pages of an instance by state.", labels=[*labels, "state"])
     booked = GaugeMetricFamily("segue:instance_booked", "Booked by live attempts.", labels=[*labels, "kind"])

@@ -61,8 +61,14 @@ class Victims:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._since: dict[int, float] = {}
+        self._killed: set[int] = set()
 
-    async def choose(self, stub: Any) -> inference_pb2.Instance:
+    async def kill_one(self, stub: Any) -> None:
+        pid = (await self._choose(stub)).pid
+        self._killed.add(pid)  # listed for a moment longer
+        os.kill(pid, signal.SIGKILL)
+
+    async def _choose(self, stub: Any) -> inference_pb2.Instance:
         async with asyncio.timeout(120):
             while not (found := self._sound((await view(stub)).instances)):
                 await asyncio.sleep(0.1)
@@ -70,9 +76,10 @@ class Victims:
 
     def _sound(self, instances: Any) -> list[inference_pb2.Instance]:
         now = time.monotonic()
-        self._since = {one.pid: self._since.get(one.pid, now) for one in instances}
-        decodes = sum(one.role == "decode" for one in instances)
-        sound = [one for one in instances if now - self._since[one.pid] >= SOUND_S]
+        alive = [one for one in instances if one.pid not in self._killed]
+        self._since = {one.pid: self._since.get(one.pid, now) for one in alive}
+        decodes = sum(one.role == "decode" for one in alive)
+        sound = [one for one in alive if now - self._since[one.pid] >= SOUND_S]
         return [one for one in sound if one.role != "decode" or decodes > 1]
 
 
@@ -92,7 +99,7 @@ async def test_no_stream_is_lost_or_altered_when_actors_are_killed(model: Path) 
             stub, victims = InferenceStub(connection), Victims(rng)
             running = repeat(stub, await learn(stub, KNOWN, VOCABULARY), STREAMS, calm, report)
             for _ in range(KILLS):
-                os.kill((await victims.choose(stub)).pid, signal.SIGKILL)
+                await victims.kill_one(stub)
                 report.kills += 1
                 await asyncio.sleep(rng.uniform(0.2, 2.0))
             calm.set()

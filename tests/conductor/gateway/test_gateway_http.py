@@ -268,3 +268,5 @@ async def test_metrics_count_tokens_hits_ends_and_errors(start: Start) -> None:
     assert samples["segue:e2e_request_latency_seconds_count", "toy"] == 1
     assert samples["segue:num_requests_running",] == 0
     assert samples["segue:kv_pages", "d0", "decode", "free"] == 60
+    assert samples["segue:instances", "decode", "ready"] == 1
+    assert samples["segue:instances", "decode", "draining"] == 0
