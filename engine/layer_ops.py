@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from engine.linear import linear
+
 
 class LayerOps(Protocol):
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -35,8 +37,10 @@ class LayerOps(Protocol):
         its layers.
         """
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """[tokens, 2 n] -> activation(first half) * second half, [tokens, n]."""
+    def gated_linear(
+        self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        """x [tokens, in], gate_up [2 n, in] -> activation(first half of the product) * second half, [tokens, n]."""
 
 
 class TorchOps:
@@ -82,6 +86,11 @@ class TorchOps:
         stored = rotated[:, heads:].view(-1, 2, kv_heads, head_dim).to(kv_pages.dtype)
         kv_pages[:, layer].permute(0, 3, 1, 2, 4).index_put_(self._pages_and_offsets(slots, block_size), stored)
         return rotated[:, :heads]
+
+    def gated_linear(
+        self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        return self.gated(linear(x, gate_up, bias), activation)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -84,7 +84,7 @@ class DecoderModel:
             attended = self._attention(index, layer, normed, ropes, step, plans, kv_pages)
             pending = self._leave(attended, layer.o, layer.o_bias, layer.attention_post_norm, residual)
             normed, residual = self._enter(pending, residual, layer.mlp_norm)
-            gated = self.ops.gated(linear(normed, layer.gate_up, layer.gate_up_bias), self.spec.activation)
+            gated = self.ops.gated_linear(normed, layer.gate_up, layer.gate_up_bias, self.spec.activation)
             pending = self._leave(gated, layer.down, layer.down_bias, layer.mlp_post_norm, residual)
         return residual if pending is None else residual.add_(pending)
 

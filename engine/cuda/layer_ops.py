@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from segue_kernels.activation import silu_mul
+from segue_kernels.gated_product import gated_product, refusal
 from segue_kernels.norm import rms_norm
 from segue_kernels.rope_store import rope_store
 
 from engine.layer_ops import TorchOps
+from engine.linear import linear
 
 
 class FusedOps:
@@ -49,8 +51,14 @@ class FusedOps:
         q_rotated: torch.Tensor = rope_store(qkv, rope, slots, kv_pages, layer, heads, pdl=self._pdl)
         return q_rotated
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        if activation == "silu":
-            fused: torch.Tensor = silu_mul(gate_up, pdl=self._pdl)
-            return fused
-        return self._plain.gated(gate_up, activation)
+    def gated_linear(
+        self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        if activation != "silu":
+            return self._plain.gated_linear(x, gate_up, bias, activation)
+        fused: torch.Tensor
+        if bias is None and isinstance(gate_up, torch.Tensor) and refusal(x, gate_up) is None:
+            fused = gated_product(x, gate_up)
+        else:
+            fused = silu_mul(linear(x, gate_up, bias), pdl=self._pdl)
+        return fused
