@@ -106,6 +106,25 @@ def test_redis_is_there_only_when_asked_for() -> None:
     assert one(render({"redis": {"enabled": True}}), "StatefulSet")["spec"]["replicas"] == 1
 
 
+@pytest.mark.parametrize(
+    ("redis", "url"),
+    [
+        ({"enabled": True, "port": 6380}, "redis://demo-segue-redis:6380"),
+        ({"url": "rediss://own.data:6379/1"}, "rediss://own.data:6379/1"),
+    ],
+)
+def test_several_fronts_and_all_instances_meet_in_redis(redis: dict[str, Any], url: str) -> None:
+    """Instances are told no address: those of the fronts are their pods', and come and go."""
+    objects = render({"front": {"replicas": 3}, "redis": redis})
+    deployment = one(objects, "Deployment")
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (3, {"type": "RollingUpdate"})
+    front = decode_config(configuration(container(deployment["spec"]["template"], "front")), FrontConfig, "front")
+    assert front.directory.redis_url == url
+    for pod in pools(objects).values():
+        own = decode_config(configuration(container(pod["template"], "instance")), WorkerConfig, "instance")
+        assert (own.directory, own.conductors) == (front.directory, ())
+
+
 def test_pages_that_come_over_tcp_need_no_shared_memory() -> None:
     values = {"decode": {"kvMemoryMi": 4096, "shmSizeMi": 64}}
     config = configuration(container(pools(render(values))["decode"], "instance"))
@@ -135,7 +154,10 @@ REFUSED: dict[str, Values] = {
     "/prefill/replicas": {"prefill": {"replicas": "two"}},
     "'prefil'": {"prefil": {}},
     "/decode/gpus": {"decode": {"gpus": 2}},
-    "/front/replicas": {"front": {"replicas": 2}},
+    "/front/replicas": {"front": {"replicas": 0}},
+    "front.replicas: 2 fronts need Redis": {"front": {"replicas": 2}},
+    "redis.url: give either": {"redis": {"enabled": True, "url": "redis://own:6379"}},
+    "/redis/url": {"redis": {"url": "own:6379"}},
     "/front/grpcPort": {"front": {"grpcPort": 70000}},
     "/front/logLevel": {"front": {"logLevel": "loud"}},
     "/model/dtype": {"model": {"dtype": "int4"}},

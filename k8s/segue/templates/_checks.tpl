@@ -24,6 +24,12 @@
 {{- include "segue.checkPool" (dict "name" $name "pool" (index $.Values $name)) -}}
 {{- end -}}
 {{- include "segue.checkSharedMemory" . -}}
+{{- if and (gt (int .Values.front.replicas) 1) (not .Values.redis.enabled) (not .Values.redis.url) -}}
+{{- fail (printf "front.replicas: %d fronts need Redis: set redis.enabled or redis.url" (int .Values.front.replicas)) -}}
+{{- end -}}
+{{- if and .Values.redis.enabled .Values.redis.url -}}
+{{- fail "redis.url: give either redis.enabled or redis.url" -}}
+{{- end -}}
 {{- $prefill := gt (int .Values.prefill.maxReplicas) 0 -}}
 {{- $decode := gt (int .Values.decode.maxReplicas) 0 -}}
 {{- if ne $prefill $decode -}}

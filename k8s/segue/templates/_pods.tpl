@@ -60,6 +60,15 @@ container's first process, so that SIGTERM reaches it. */}}
   END
 {{- end -}}
 
+{{/* DirectoryConfig of segue/config.py: no URL without Redis. */}}
+{{- define "segue.directoryConfig" -}}
+{{- $own := printf "redis://%s-redis:%d" (include "segue.fullname" .) (int .Values.redis.port) -}}
+{{- dict
+  "redis_url" (ternary $own .Values.redis.url .Values.redis.enabled)
+  "cluster" (printf "%s/%s" .Release.Namespace (include "segue.fullname" .))
+  | toJson -}}
+{{- end -}}
+
 {{/* FrontConfig of segue/config.py. */}}
 {{- define "segue.frontConfig" -}}
 {{- dict
@@ -71,10 +80,11 @@ container's first process, so that SIGTERM reaches it. */}}
   "queue_max" (int .Values.front.queueMax)
   "strict_fields" .Values.front.strictFields
   "log_level" .Values.front.logLevel
+  "directory" (include "segue.directoryConfig" . | fromJson)
   | toJson -}}
 {{- end -}}
 
-{{/* WorkerConfig of segue/config.py: `dict "root" $ "role" "prefill" "pool" .Values.prefill`. */}}
+{{/* WorkerConfig of segue/config.py; with Redis, instances find the fronts in it: `dict "root" $ "role" "prefill" "pool" .Values.prefill`. */}}
 {{- define "segue.workerConfig" -}}
 {{- $root := .root -}}
 {{- dict
@@ -82,7 +92,8 @@ container's first process, so that SIGTERM reaches it. */}}
   "name" "$(POD_NAME)"
   "role" .role
   "bind_host" "$(POD_IP)"
-  "conductors" (list (printf "%s-workers:%d" (include "segue.fullname" $root) (int $root.Values.front.grpcPort)))
+  "conductors" (ternary (list) (list (printf "%s-workers:%d" (include "segue.fullname" $root) (int $root.Values.front.grpcPort))) (or $root.Values.redis.enabled (ne $root.Values.redis.url "")))
+  "directory" (include "segue.directoryConfig" $root | fromJson)
   "model" (dict
     "path" $root.Values.model.path
     "name" $root.Values.model.name
