@@ -139,14 +139,16 @@ class PrefixIndex:
         lookup = self._lookup(tiers)
         matched: dict[str, int] = {}
         held = self._live_mask()
-        depth = 0
+        depth, before = 0, -1
         for block in hashes:
-            still = held & lookup(block, 0)
-            if still != held:
-                self._note(matched, held ^ still, depth)
-                held = still
-                if not held:
-                    break
+            mask = lookup(block, 0)
+            if mask is not before:  # masks are interned: along a chain most entries have the very same one
+                before, still = mask, held & mask
+                if still != held:
+                    self._note(matched, held ^ still, depth)
+                    held = still
+                    if not held:
+                        break
             depth += 1
         self._note(matched, held, depth)
         return matched

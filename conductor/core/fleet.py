@@ -7,7 +7,7 @@ no more), because a request's block hashes carry that group's KV root.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,9 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True):
     decodes: Sequence[Instance] = ()
     locals: Sequence[Instance] = ()
     """Instances that would prefill and decode."""
+    prefills_by_uuid: Mapping[str, Instance] = {}
+    decodes_by_uuid: Mapping[str, Instance] = {}
+    """Of `decodes` and `locals`."""
     tokens_longest: int = 0
     """Longest sequence, prompt and output, that some of them could hold."""
     tokens_longest_prompt: int = 0
@@ -159,6 +162,8 @@ def _candidates(group: Group, *, prefills_locally: bool) -> Candidates:
         prefills=prefills,
         decodes=decodes,
         locals=locals_,
+        prefills_by_uuid={instance.uuid: instance for instance in prefills},
+        decodes_by_uuid={instance.uuid: instance for instance in (*decodes, *locals_)},
         tokens_longest=longest,
         tokens_longest_prompt=min(longest, longest_prompt),
     )

@@ -20,7 +20,7 @@ with the longest prefixes and those with the least load. Only they are costed in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from conductor.core.demand import MemoryDemand, PrefillDemand
 from conductor.core.fleet import Candidates
@@ -29,10 +29,14 @@ from conductor.core.instance import Instance
 from conductor.core.policy import Choice, Query, can_compute_locally, can_decode, can_prefill, computes_at_decode
 from conductor.core.pricing import loss
 from conductor.core.rendezvous import weight
+from conductor.core.shortlist import least_loaded, longest_prefixes
 from conductor.core.sides import DecodeSide, PrefillSide, Supply, Weigher
 
-SIDE_CANDIDATES_MAX = 4
-"""Of the least loaded, and as many of the longest prefixes: at most 8 x 8 pairs instead of 128 x 128."""
+PAIRED_MAX = 3
+"""Best prefill and decode instances that are paired up."""
+
+LOOK_EVERY_US = 10_000
+"""Demand is a mean over seconds; looking at every instance for each request of a burst adds nothing to it."""
 
 LOCAL_GAP_LOSS = 0.02
 """A prefill between decode steps is one long gap for every row, which a mean over steps does not show: it has to be
@@ -45,15 +49,26 @@ class JointPolicy:
     def __init__(self) -> None:
         self._prefill = PrefillDemand()
         self._memory = MemoryDemand()
+        self._looked_us: int | None = None
+        self._ramps = False
+        """Whether fresh instances are spared: not while a whole cluster starts."""
 
     def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice]:
-        self._look(query, candidates)
+        if self._looked_us is None or query.now_us - self._looked_us >= LOOK_EVERY_US:
+            self._look(query, candidates)
         decodes = len(candidates.locals or candidates.decodes)
-        weigher = Weigher(query, self._prefill, self._memory, health, _supply(query, candidates), decodes)
-        choices = _pairs(weigher, candidates) + _locals(weigher, candidates)
+        weigher = Weigher(query, self._prefill, self._memory, health, _supply(query, candidates), decodes, self._ramps)
+        pool = candidates.locals or candidates.decodes
+        loads = _decode_loads(weigher, pool)
+        choices = _locals(weigher, candidates, pool, loads)
+        if candidates.prefills and candidates.decodes:
+            choices += _pairs(weigher, candidates, loads)
         return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
 
     def _look(self, query: Query, candidates: Candidates) -> None:
+        self._looked_us = query.now_us
+        members = (*candidates.prefills, *candidates.locals, *candidates.decodes)
+        self._ramps = any(instance.is_warm(query.now_us) for instance in members)
         self._prefill.look(query.now_us, candidates.prefills or candidates.locals, query.requests_waiting)
         pool = candidates.locals or candidates.decodes
         if not pool:
@@ -65,82 +80,59 @@ class JointPolicy:
         self._memory.look(query.now_us, pool, query.tokens_answer * step_us)
 
 
-def _pairs(weigher: Weigher, candidates: Candidates) -> list[Choice]:
-    query, now_us = weigher.query, weigher.query.now_us
-    sources = _shortlist(query, candidates.prefills, query.held_soon, can_prefill, _prefill_load(weigher))
-    targets = _shortlist(query, candidates.decodes, query.held, can_decode, _decode_load(weigher))
-    ramps = any(instance.is_warm(now_us) for instance in candidates.prefills)
-    prefills = [weigher.prefill(instance, ramps) for instance in sources]
-    ramps = any(instance.is_warm(now_us) for instance in candidates.decodes)
-    decodes = [weigher.decode(instance, ramps) for instance in targets]
-    return [_pair(weigher, prefill, decode) for prefill in prefills for decode in decodes]
+def _pairs(weigher: Weigher, candidates: Candidates, decode_loads: Sequence[float]) -> list[Choice]:
+    query, pool = weigher.query, candidates.prefills
+    loads: list[float] = [instance.booked_tokens + instance.others_tokens for instance in pool]
+    sources = least_loaded(query, pool, loads, can_prefill)
+    sources += longest_prefixes(query, candidates.prefills_by_uuid, query.held_soon, can_prefill)
+    if candidates.locals:
+        decode_loads = _decode_loads(weigher, candidates.decodes)
+    targets = least_loaded(query, candidates.decodes, decode_loads, can_decode)
+    targets += longest_prefixes(query, candidates.decodes_by_uuid, query.held, can_decode)
+    prefills = [weigher.prefill(instance) for instance in _once(sources)]
+    decodes = [weigher.decode(instance) for instance in _once(targets)]
+    if len(prefills) > PAIRED_MAX:
+        prefills.sort(key=lambda side: side.cost)
+    if len(decodes) > PAIRED_MAX:
+        whole = [instance.uuid for instance in _once(targets) if computes_at_decode(query, instance)]
+        decodes.sort(key=lambda side: (side.instance.uuid not in whole, side.cost + side.own))
+    return [_pair(weigher, prefill, decode) for prefill in prefills[:PAIRED_MAX] for decode in decodes[:PAIRED_MAX]]
 
 
-def _locals(weigher: Weigher, candidates: Candidates) -> list[Choice]:
-    query, now_us = weigher.query, weigher.query.now_us
-    pool = [*candidates.locals, *(candidates.decodes if candidates.prefills else ())]
-    chosen = _shortlist(query, pool, query.held_soon, can_compute_locally, _decode_load(weigher))
-    ramps = any(instance.is_warm(now_us) for instance in pool)
-    return [_local(weigher, instance, ramps, bool(candidates.prefills)) for instance in chosen]
+def _locals(weigher: Weigher, candidates: Candidates, pool: Sequence[Instance], loads: Sequence[float]) -> list[Choice]:
+    query = weigher.query
+    chosen = least_loaded(query, pool, loads, can_compute_locally)
+    chosen += longest_prefixes(query, candidates.decodes_by_uuid, query.held_soon, can_compute_locally)
+    return [_local(weigher, instance, bool(candidates.prefills)) for instance in _once(chosen)]
 
 
-# -- which are costed in full
+def _decode_loads(weigher: Weigher, pool: Sequence[Instance]) -> list[float]:
+    """Time of a step without its weights, and what a prefill that waits there adds to each of an answer's."""
+    row_us, kv_token_us = weigher.cost.decode.row_us, weigher.cost.decode.kv_token_us
+    token_us = weigher.cost.prefill.token_us / weigher.answer_tokens
+    return [
+        (each.booked_rows + each.others_rows) * row_us
+        + (each.booked_kv_tokens + each.others_kv_tokens) * kv_token_us
+        + (each.booked_tokens + each.others_tokens) * token_us
+        for each in pool
+    ]
 
 
-def _prefill_load(weigher: Weigher) -> Callable[[Instance], float]:
-    now_us, token_us = weigher.query.now_us, weigher.cost.prefill.token_us
-    return lambda instance: instance.prefill_work.remaining_us(now_us) + instance.others_tokens * token_us
-
-
-def _decode_load(weigher: Weigher) -> Callable[[Instance], float]:
-    now_us, decode = weigher.query.now_us, weigher.cost.decode
-
-    def load(instance: Instance) -> float:
-        step_us = instance.rows_used * decode.row_us + instance.kv_tokens_used * decode.kv_token_us
-        return (step_us + decode.base_us) / (1.0 - instance.prefill_share(now_us))
-
-    return load
-
-
-def _shortlist(
-    query: Query,
-    instances: Sequence[Instance],
-    held: Mapping[str, int],
-    fits: Callable[[Query, Instance], bool],
-    load: Callable[[Instance], float],
-) -> list[Instance]:
-    """The least loaded that fit, and those that hold most of the prefix; equals in rendezvous order of the prefix."""
-    ranked = sorted([(load(instance), instance) for instance in instances], key=lambda entry: entry[0])
-    kept: list[tuple[float, Instance]] = []
-    for entry in ranked:
-        if len(kept) >= SIDE_CANDIDATES_MAX and entry[0] > kept[SIDE_CANDIDATES_MAX - 1][0]:
-            break
-        if fits(query, entry[1]):
-            kept.append(entry)
-    if len(kept) > SIDE_CANDIDATES_MAX:
-        kept.sort(key=lambda entry: (entry[0], -weight(query.tie_hash, entry[1].stable_hash)))
-    chosen = {instance.uuid: instance for _, instance in kept[:SIDE_CANDIDATES_MAX]}
-    if held:
-        holders = [(-held.get(instance.uuid, 0), value, instance) for value, instance in ranked]
-        holders.sort(key=lambda entry: entry[0])  # stable: among equals the least loaded
-        places = SIDE_CANDIDATES_MAX
-        for tokens, _, instance in holders:
-            if not places or not tokens:
-                break
-            if instance.uuid in chosen or fits(query, instance):
-                chosen[instance.uuid] = instance
-                places -= 1
-    return list(chosen.values())
+def _once(instances: Sequence[Instance]) -> list[Instance]:
+    return list({instance.uuid: instance for instance in instances}.values())
 
 
 def _supply(query: Query, candidates: Candidates) -> Supply | None:
     """Whoever holds most of the prompt and can hand it out; among equals the rendezvous order."""
-    members = (*candidates.prefills, *candidates.decodes, *candidates.locals)
-    able = [instance for instance in members if instance.uuid in query.held and instance.manifest.fetches]
-    if not able:
-        return None
-    best = max(able, key=lambda each: (query.held[each.uuid], weight(query.tie_hash, each.stable_hash)))
-    return Supply(best, query.held[best.uuid])
+    best: tuple[int, int, Instance] | None = None
+    for uuid, tokens in query.held.items():
+        if best is not None and tokens < best[0]:
+            continue
+        instance = candidates.prefills_by_uuid.get(uuid) or candidates.decodes_by_uuid.get(uuid)
+        if instance is not None and instance.manifest.fetches:
+            entry = (tokens, weight(query.tie_hash, instance.stable_hash), instance)
+            best = entry if best is None or entry[:2] > best[:2] else best
+    return None if best is None else Supply(best[2], best[0])
 
 
 # -- put together
@@ -151,8 +143,8 @@ def _pair(weigher: Weigher, prefill: PrefillSide, decode: DecodeSide) -> Choice:
     cost = decode.cost + weigher.link_penalty(prefill.instance, decode.instance)
     if computes_at_decode(query, decode.instance):
         step_us = max(weigher.cost.prefill.us(weigher.known - decode.held, decode.held), decode.tpot_us)
-        ttft_us = query.waited_us + step_us + weigher.penalty_us(prefill.instance, ramps=False)
-        cost += loss(ttft_us / weigher.ttft_target_us) + weigher.own_tpot(decode.tpot_us, 0.0)
+        ttft_us = query.waited_us + step_us + weigher.penalty_us(prefill.instance)
+        cost += loss(ttft_us / weigher.ttft_target_us) + decode.own
         return _choice(weigher, prefill, decode, cost, ttft_us, decode.tpot_us, computes=False)
     wait_us = max(weigher.tail_us(prefill, decode), weigher.landing_wait_us(prefill.ttft_us, decode.instance))
     tpot_us = decode.tpot_us + wait_us / weigher.answer_tokens
@@ -188,9 +180,9 @@ def _choice(
     )
 
 
-def _local(weigher: Weigher, instance: Instance, ramps: bool, beside_prefills: bool) -> Choice:
-    prefill, decode = weigher.local(instance, ramps)
-    cost = prefill.cost + decode.cost + weigher.own_tpot(decode.tpot_us, 0.0)
+def _local(weigher: Weigher, instance: Instance, beside_prefills: bool) -> Choice:
+    prefill, decode = weigher.local(instance)
+    cost = prefill.cost + decode.cost + decode.own
     if beside_prefills:
         cost += LOCAL_GAP_LOSS
     else:

@@ -10,11 +10,10 @@ from conductor.core.instance import Instance
 from conductor.core.policy import Query
 from conductor.core.pricing import loss
 
-
 TPOT_SCATTER = 2.0
 """The mean over one answer's steps scatters around its forecast: some answers meet two prefills, most none, and a tenth
-of them have two dozen tokens to spread one over. It is judged by its fourth power, whose mean is that of a target which is
-so much tighter (a lognormal with a deviation of .6)."""
+of them have two dozen tokens to spread one over. It is judged by its fourth power, whose mean is that of a target so
+much tighter (a lognormal with a deviation of .6)."""
 
 
 class Supply(msgspec.Struct, frozen=True):
@@ -41,6 +40,8 @@ class DecodeSide(msgspec.Struct, frozen=True, array_like=True):
     """Without the loss of the request's own TPOT."""
     held: int
     tpot_us: float
+    own: float
+    """That loss, if nothing delays its landing."""
 
 
 class Weigher:
@@ -54,12 +55,14 @@ class Weigher:
         health: HealthBook,
         supply: Supply | None,
         decodes: int,
+        ramps: bool,
     ) -> None:
         self.query = query
         self._health = health
         self._memory = memory_demand
         self._supply = supply
         self._decodes = decodes
+        self._ramps = ramps
         beliefs, self.known = query.beliefs, query.request.tokens_known
         self.cost = cost = beliefs.cost
         self.ttft_target_us = beliefs.targets.ttft_us_of(cost, query.request.tokens_prompt)
@@ -74,10 +77,10 @@ class Weigher:
 
     # -- sides
 
-    def prefill(self, instance: Instance, ramps: bool) -> PrefillSide:
+    def prefill(self, instance: Instance) -> PrefillSide:
         """Of computing the prompt at P, with the better of its own and a fetched prefix."""
         held = self.query.held_soon.get(instance.uuid, 0)
-        queue_us = self._queue_us(instance) + self.penalty_us(instance, ramps)
+        queue_us = self._queue_us(instance) + self.penalty_us(instance)
         fetched, fetch_us = self._fetch(instance, held)
         side = self._prefill(instance, held, 0, queue_us)
         if fetched:
@@ -95,19 +98,19 @@ class Weigher:
         source = self._supply.instance if fetched and self._supply is not None else None
         return PrefillSide(instance, cost, held, fetched, source, compute_us, ttft_us)
 
-    def decode(self, instance: Instance, ramps: bool) -> DecodeSide:
+    def decode(self, instance: Instance) -> DecodeSide:
         """Of decoding at D what another instance has computed."""
         held = self.query.held.get(instance.uuid, 0)
         rows = instance.rows_used
         before_us, after_us = self._steps_us(instance, 0.0)
         cost = self._delay(rows, before_us, after_us) + self._room(instance, held)
-        cost += self.penalty_us(instance, ramps) / self.ttft_target_us
-        return DecodeSide(instance, cost, held, after_us)
+        cost += self.penalty_us(instance) / self.ttft_target_us
+        return DecodeSide(instance, cost, held, after_us, self.own_tpot(after_us, 0.0))
 
-    def local(self, instance: Instance, ramps: bool) -> tuple[PrefillSide, DecodeSide]:
+    def local(self, instance: Instance) -> tuple[PrefillSide, DecodeSide]:
         """Of both at one instance: its rows also lose the time that the prefill takes from them."""
         held = self.query.held_soon.get(instance.uuid, 0)
-        queue_us = self._queue_us(instance) + self.penalty_us(instance, ramps)
+        queue_us = self._queue_us(instance) + self.penalty_us(instance)
         fetched, fetch_us = self._fetch(instance, held)
         sides = self._local(instance, held, 0, queue_us)
         if fetched:
@@ -126,7 +129,7 @@ class Weigher:
         prefill = PrefillSide(instance, loss(ttft_us / self.ttft_target_us), held, fetched, source, compute_us, ttft_us)
         cost = self._delay(rows, before_us, after_us) + self._room(instance, held)
         cost += self._landing_delay(before_us, taken_us)
-        return prefill, DecodeSide(instance, cost, held, after_us)
+        return prefill, DecodeSide(instance, cost, held, after_us, self.own_tpot(after_us, 0.0))
 
     # -- terms
 
@@ -153,11 +156,11 @@ class Weigher:
         tokens = self._health.penalty_tokens(self.query.now_us, prefill.uuid, decode.uuid)
         return tokens * self.cost.prefill.token_us / self.ttft_target_us
 
-    def penalty_us(self, instance: Instance, ramps: bool) -> float:
+    def penalty_us(self, instance: Instance) -> float:
         """Being ill, or fresh, as a delay."""
         now_us = self.query.now_us
         tokens = self._health.penalty_tokens(now_us, instance.uuid)
-        if ramps:
+        if self._ramps:
             tokens += instance.ramp_tokens(now_us)
         return tokens * self.cost.prefill.token_us * instance.prefill_work.slowness
 
