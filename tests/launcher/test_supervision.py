@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.supervision import Absences, RestartLimits, Supervisor
+from launcher.supervision import RETIRE_MARGIN_US, Absences, RestartLimits, Supervisor
 from segue.manifest import Role
 
 ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE, "decode-1": Role.DECODE}
@@ -81,6 +81,41 @@ def test_readiness_is_news_once_for_each_process() -> None:
     supervisor.died("decode-0", 2)
     supervisor.take_due(1_000)
     assert supervisor.ready(["decode-0"], 1_001) == ["decode-0"]
+
+
+def test_retired_instance_is_not_started_again_and_serves_nobody() -> None:
+    supervisor = Supervisor({"decode-0": Role.DECODE}, LIMITS)
+    supervisor.ready(["decode-0"], 0)
+    assert supervisor.retire("decode-0", 0, drain_us=1_000)
+    assert supervisor.awaited_deaths(["decode-0"]) == []
+    assert supervisor.retired(["decode-0"]) == ["decode-0"]
+    assert not supervisor.can_serve
+
+
+def test_retired_instance_that_waits_for_its_restart_has_no_process_to_be_told() -> None:
+    supervisor = Supervisor(ROLES, LIMITS)
+    supervisor.died("decode-0", 0)
+    assert not supervisor.retire("decode-0", 0, drain_us=1_000)
+    assert supervisor.take_due(1 << 40) == []
+
+
+def test_retired_instance_that_does_not_leave_is_named_when_its_time_is_up() -> None:
+    supervisor = Supervisor(ROLES, LIMITS)
+    supervisor.retire("decode-0", 0, drain_us=1_000)
+    assert supervisor.overdue(1_000 + RETIRE_MARGIN_US - 1) == []
+    assert supervisor.overdue(1_000 + RETIRE_MARGIN_US) == ["decode-0"]
+    assert supervisor.overdue(1_001 + RETIRE_MARGIN_US) == []
+
+
+def test_added_slot_is_kept_alive_like_the_first_ones_until_it_is_removed() -> None:
+    supervisor = Supervisor({"decode-0": Role.DECODE}, LIMITS)
+    supervisor.add("decode-1", Role.DECODE)
+    assert supervisor.ready(["decode-1"], 0) == ["decode-1"]
+    assert supervisor.died("decode-1", 20_000) == 0
+    assert supervisor.take_due(20_000) == ["decode-1"]
+    supervisor.remove("decode-1")
+    give_up(supervisor, "decode-0")
+    assert not supervisor.can_serve
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30_000)), max_size=40))
