@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from redis_server import RedisServer
 
 from kvstore.directory import MemoryDirectory
-from kvstore.directory_members import CONDUCTOR_PREFIX, ConductorEntry, ConductorMembers
 from kvstore.directory_client_redis import connect
+from kvstore.directory_members import CONDUCTOR_PREFIX, ConductorEntry, ConductorMembers
 from kvstore.directory_redis import RedisDirectory
 
 LEASE_MS = 600
