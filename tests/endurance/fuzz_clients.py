@@ -86,7 +86,10 @@ class Fuzzer:
     async def _http1(self) -> None:
         answer = await self._raw("http1", http1_bytes(self.rng))
         status = re.match(rb"HTTP/1\.1 (\d{3})", answer)
-        self._note("http1", int(status[1]) if status else 0, repr(answer[:200]))
+        if status:
+            self._note("http1", int(status[1]), repr(answer[:200]))
+        else:
+            self.counts["http1 left before an answer"] += 1
 
     async def _http2(self) -> None:
         await self._raw("http2", http2_bytes(self.rng))
