@@ -65,6 +65,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What `mooncake-predicted` takes every decode to last."""
     objectives: Objectives | None = None
     """Our own admission predicts and rejects by these; None: everything is admitted that fits."""
+    tenants: bool = False
+    """The group of a request is its tenant."""
     tenant_weights: dict[str, float] = {}
     queue_max: int = 1 << 20
     """Requests that may wait in one Conductor."""
@@ -121,6 +123,7 @@ class Cluster:
                 tokens_max=spec.tokens_output_max,
                 start=number,
                 stride=spec.conductors,
+                tenants=spec.tenants,
             )
             for number, conductor in enumerate(self._conductors.values())
         ]

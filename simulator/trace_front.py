@@ -94,6 +94,7 @@ class TraceFront:
         tokens_max: int,
         start: int = 0,
         stride: int = 1,
+        tenants: bool = False,
     ) -> None:
         self.name = name
         self.observed: dict[int, Observed] = {}
@@ -109,6 +110,7 @@ class TraceFront:
         self._hash_root = hash_root
         self._tokens_max = tokens_max
         self._stride = stride
+        self._tenants = tenants
         conductor.front = self
         if self.total:
             self._await(start)
@@ -139,6 +141,7 @@ class TraceFront:
                 tokens_known=seen.tokens_prompt + len(seen.generated),
                 tokens_max=seen.tokens_prompt + self._tokens_max,
                 hash_root=self._hash_root,
+                tenant=self._workload.requests[seen.index].group if self._tenants else "",
                 block_hashes=block_hashes(self._hash_root, seen.token_ids, self._block_size),
             )
         )

@@ -28,6 +28,9 @@ CHOICES_TRIED_MAX = 8
 CHOICES_EXPLAINED = 3
 """Predicted even when the first will do, so that an explanation shows what it was compared with."""
 
+PROBE_US = 10_000_000
+"""When nothing was admitted for so long, one request is, whatever is predicted: a wrong prediction must not last."""
+
 RETRY_AFTER_MS_MIN = 100
 RETRY_AFTER_MS_MAX = 30_000
 
@@ -64,6 +67,8 @@ class Admission:
         self._queue = queue
         self._share_computed = 1.0
         """Recent mean share of a prompt that had to be computed."""
+        self._placed_last_us: dict[str, int] = {}
+        """Of each model; when a request was first judged, before any was placed."""
         self._placed_us: int | None = None
         self._interval_us = 0.0
         """Recent mean between two placements while others waited: what the bottleneck lets through, whichever it is."""
@@ -113,6 +118,11 @@ class Admission:
         kept = tuple(considered[:CANDIDATES_KEPT])
         if chosen is not None:
             return Verdict(reason=self._why(waiting), considered=kept, choice=chosen[0], terms=chosen[1])
+        if now_us - self._placed_last_us.setdefault(waiting.request.model, now_us) >= PROBE_US:
+            terms = considered[0].terms
+            probed = (msgspec.structs.replace(considered[0], verdict="chosen"), *kept[1:])
+            reason = f"a probe: nothing was admitted for {PROBE_US // 1_000_000} s; predicted {considered[0].verdict}"
+            return Verdict(reason=reason, considered=probed, choice=ranked[0], terms=terms)
         if misses != {"TTFT"} and self._has_time(waiting, now_us):
             return Verdict(reason="waits for a smaller batch", considered=kept)
         refusal = self._refusal(waiting, misses, kept, late_us)
@@ -124,6 +134,7 @@ class Admission:
         assert choice is not None, "a placed request has a choice"
         self._forecast.routed(request, choice, terms, now_us)
         self.log.add(_explanation(request, now_us, now_us - waiting.queued_us, "routed", verdict, choices))
+        self._placed_last_us[request.model] = now_us
         computed = choice.tokens_compute / request.tokens_known
         self._share_computed += SHARE_WEIGHT * (computed - self._share_computed)
         batch = 1.0 if terms is None else terms.batch

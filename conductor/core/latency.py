@@ -79,7 +79,9 @@ class _Model:
     def __init__(self, prior: CostModel | None) -> None:
         self.cost = OnlineCost(prior)
         self.lengths = OutputLengths()
-        self.bounds = {kind: Calibration() for kind in KINDS}
+        # Before anything was observed the prediction itself is the bound: a wider one could keep the first requests out
+        # for ever, and nothing would be learned.
+        self.bounds = {kind: Calibration(prior_ratio=1.0) for kind in KINDS}
 
 
 class _Tracked:
