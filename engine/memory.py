@@ -156,7 +156,10 @@ def _passing(shape: EngineShape) -> list[LedgerLine]:
     if shape.device.type == "cuda":
         from engine.cuda import footprint
 
-        lines += footprint.passing(spec, mine, scheduler, shape.max_model_len, shape.engine.cuda_graphs, shape.dtype)
+        step_bytes = sum(line.bytes_taken for line in lines)
+        lines += footprint.passing(
+            spec, mine, scheduler, shape.max_model_len, shape.engine.cuda_graphs, shape.dtype, step_bytes
+        )
     return lines
 
 

@@ -41,7 +41,7 @@ def logits_of(device: torch.device, quantization: str, kv_dtype: torch.dtype | N
 
 
 @pytest.mark.parametrize(
-    ("quantization", "kv_dtype", "error_max"), [("fp8", None, 0.12), ("", FP8, 0.12), ("fp8", FP8, 0.15)]
+    ("quantization", "kv_dtype", "error_max"), [("fp8", None, 0.25), ("", FP8, 0.12), ("fp8", FP8, 0.25)]
 )
 def test_logits_are_near_those_of_bfloat16(
     device: torch.device, quantization: str, kv_dtype: torch.dtype | None, error_max: float

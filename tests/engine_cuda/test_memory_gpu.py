@@ -60,8 +60,7 @@ def test_an_engine_takes_what_its_ledger_says(device: torch.device, steps: str) 
         f"{allocated / MIB:.0f}, reserved {reserved / MIB:.0f}; outside torch {outside / MIB:.0f} of "
         f"{lines['libraries'] - 96:.0f} planned"
     )
-    assert reserved <= 1.03 * planned
-    assert allocated >= 0.85 * planned
+    assert 0.9 * planned <= reserved <= 1.02 * planned
     assert _used() - before_driver <= 1.02 * ledger.bytes_taken
     engine.close()
 
