@@ -206,6 +206,7 @@ async def test_a_stream_that_broke_and_came_back_to_the_same_conductor_ends_noth
     rig.follow(front.address)
     await rig.assign(front)
     await front.close()
+    await for_a_while()
     again = await rig.front("c1", front.address)
     await rig.assign(again)
     assert rig.let_go == []
