@@ -150,7 +150,7 @@ def test_costs_are_learned_from_what_is_served_and_then_reject() -> None:
 
 
 def test_predictions_that_stop_holding_make_admission_careful() -> None:
-    made = world(ttft_us=60_000.0)
+    made = world(ttft_us=1_000_000.0)
     serve(made, "first")
     seen, draw = made.core.forecast._models["toy"].bounds["ttft"], random.Random(1)
     for _ in range(500):
