@@ -8,6 +8,7 @@ from segue_kernels.row_sampling import BIASES_AT, FLAGS, PENALISED, REPORTED, ST
 
 from engine.cuda.row_wishes import RowWishes, place_words, row_wish
 from engine.sampling_state import SamplingState
+from segue.plan import BatchPlan, Chunk, RowStart, TokenLogprobs
 from segue.sampling_params import SamplingParams
 from tests.engine_cuda.driving import Request, generate, graph_engine, reference_engine
 
@@ -84,6 +85,32 @@ def test_rows_with_wishes_share_steps_and_equal_the_plain_engine(device: torch.d
     requests = requests_with_wishes(12 if device.type == "cuda" else 3)
     expected = generate(reference_engine(), requests)
     assert generate(graph_engine(device), requests, depth=1) == expected
+
+
+@pytest.mark.slow
+def test_reported_log_probabilities_are_those_of_the_plain_engine(device: torch.device) -> None:
+    """Of a token sampled from a chunk and of one from a decode, beside a row that reports nothing."""
+    wanted = SamplingParams(temperature=0.0, logprobs=3, logit_bias={9: 50.0})
+    starts = [
+        RowStart(row, row + 1, list(range(20, 26)), 6, 0, [row], sampling)
+        for row, sampling in enumerate((wanted, SamplingParams(temperature=0.0)))
+    ]
+    plans = [
+        BatchPlan(op=1, starts=starts, chunks=[Chunk(0, 0, 6, True), Chunk(1, 0, 6, True)]),
+        BatchPlan(op=2, decodes=[1, 0]),
+    ]
+    reports: list[list[list[TokenLogprobs] | None]] = []
+    for engine in (reference_engine(), graph_engine(device)):
+        reports.append([])
+        for plan in plans:
+            engine.launch(plan)
+            reports[-1] += [entry.logprobs for entry in sorted(engine.collect().rows, key=lambda entry: entry.row)]
+    assert [entry is None for entry in reports[1]] == [False, True, False, True]
+    for expected, got in zip(reports[0], reports[1], strict=True):
+        for one, other in zip(expected or [], got or [], strict=True):
+            assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+            assert [token for token, _ in other.top] == [token for token, _ in one.top]
+            assert [value for _, value in other.top] == pytest.approx([value for _, value in one.top], abs=1e-4)
 
 
 @pytest.mark.gpu
