@@ -354,10 +354,14 @@ class BatchPlanner:
         return PlannerCounts(
             running=len(running),
             waiting=len(waiting) + preempting,
-            tokens_queued=prefills + sum(len(seq.tokens) for seq in waiting),
+            tokens_queued=prefills + sum(self._uncached(seq) for seq in waiting),
             tokens_running=sum(seq.computed for seq in running),
             preemptions=self._table.preemptions,
         )
+
+    def _uncached(self, seq: Sequence) -> int:
+        """What a waiting sequence would compute if it were admitted now."""
+        return max(1, len(seq.tokens) - len(self._blocks.match(seq)) * self._pool.block_size)
 
     def check(self) -> None:
         """Raise InternalError where an invariant of the pool or of the queues is broken. O(everything)."""

@@ -31,11 +31,13 @@ class PrefillAttempt:
         "first_block",
         "first_token",
         "handoff",
+        "hashes",
         "holder_us",
         "logprobs",
         "moves",
         "order",
         "pages_target",
+        "passed_over",
         "said_us",
         "seq",
         "started_us",
@@ -53,6 +55,10 @@ class PrefillAttempt:
         self.order = seq
         self.tokens = list(struct.unpack(f"<{len(assign.token_ids) // 4}I", assign.token_ids))
         self.handoff = prefill_handoff()
+        self.hashes: list[bytes] | None = None
+        """Chain over the full blocks, once it was asked for."""
+        self.passed_over = 0
+        """Later attempts that were started before this one."""
         self.arrived_us = now_us
         self.holder_us = 0
         """How long D may be silent: the holder's share of the lease it granted, of the own lease before."""

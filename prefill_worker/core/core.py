@@ -1,9 +1,9 @@
 """The prefill machine: `step(now_us, events) -> decisions`, no clock and no I/O.
 
-Order of work. An assigned attempt waits PLANNED. When less than one chunk of granted work is left, the next one asks D
-for pages; nothing is computed before D has granted, so that no prefill is wasted and P never waits for D's memory while
-D waits for P. Full pages leave after every chunk, the partial tail with the first token, which goes to the gateway
-without waiting for the transfer.
+Order of work. An assigned attempt waits PLANNED. When less than one chunk of granted work is left, the next one (see
+`asking`) asks D for pages; nothing is computed before D has granted, so that no prefill is wasted and P never waits for
+D's memory while D waits for P. Full pages leave after every chunk, the partial tail with the first token, which goes to
+the gateway without waiting for the transfer.
 
 Ends. Abort is said to D only when no move of the attempt is outstanding, so it is itself the proof that nothing lands
 any more. Messages about attempts that are not here are answered and counted (`stale`), never an error.
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from prefill_worker.core.asking import next_to_ask, tokens_uncached
 from prefill_worker.core.attempt import PrefillAttempt, first_delta
 from prefill_worker.core.sending import PageSender
 from segue import handoff_messages as wire
@@ -109,7 +110,7 @@ class PrefillCore:
         return ev.CoreLoad(
             running=counts.running,
             waiting=counts.waiting + len(planned),
-            tokens_queued=counts.tokens_queued + sum(len(attempt.tokens) for attempt in planned),
+            tokens_queued=counts.tokens_queued + sum(tokens_uncached(attempt, self._pool) for attempt in planned),
             tokens_running=counts.tokens_running,
             preemptions=counts.preemptions,
             draining=self._draining,
@@ -373,7 +374,7 @@ class PrefillCore:
     # -- asking
 
     def _ask_for_grants(self) -> None:
-        """Ask for attempts in order while less than one chunk of work stands before them.
+        """Ask for attempts, in the order of `asking`, while less than one chunk of work stands before them.
 
         Attempts that wait for one D's memory do not count against another D's, and one that D has not answered soon
         does not keep those behind it from asking: its Assign may have been lost on the way to D."""
@@ -383,14 +384,23 @@ class PrefillCore:
             if attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING)
         )
         ahead: Counter[InstanceRef] = Counter()
+        waiting: list[PrefillAttempt] = []
         for attempt in self._attempts.values():
             if attempt.state is not PrefillState.PLANNED or not self._links.is_ready(attempt.peer):
                 continue
-            if attempt.asked_first_us is None and granted + ahead[attempt.peer] < self._tokens_chunk:
-                attempt.asked_first_us = self._now_us
-                self._ask(attempt)
-            if attempt.asked_first_us is not None and self._now_us - attempt.asked_first_us < self._timing.repeat_us:
+            if attempt.asked_first_us is None:
+                waiting.append(attempt)
+            elif self._now_us - attempt.asked_first_us < self._timing.repeat_us:
                 ahead[attempt.peer] += len(attempt.tokens)
+        while granted < self._tokens_chunk:
+            able = (each for each in waiting if granted + ahead[each.peer] < self._tokens_chunk)
+            chosen = next_to_ask(able, self._pool)
+            if chosen is None:
+                return
+            waiting.remove(chosen)
+            chosen.asked_first_us = self._now_us
+            ahead[chosen.peer] += len(chosen.tokens)
+            self._ask(chosen)
 
     def _ask(self, attempt: PrefillAttempt) -> None:
         attempt.said_us = self._now_us

@@ -88,7 +88,7 @@ def test_local_prefill_generates_the_models_tokens(depth: int, steps_max: int) -
     for name, prompt in prompts.items():
         assert driver.generated(name) == toy_tokens(prompt, 9, seed=1)
         assert driver.outcomes[name] == [OutcomeKind.PREFILL_DONE, OutcomeKind.FINISHED]
-    assert driver.core.is_idle
+    assert not driver.core.live()
     assert driver.core.next_wakeup() is None
 
 
@@ -117,7 +117,7 @@ def test_cancel_and_finish_in_one_step_give_one_outcome() -> None:
     driver.submit("a", [1, 2], max_tokens=1)
     driver.step(ev.CancelRequested(AttemptRef("a", 0), "client gone"), ev.PlanFinished(driver.engine.collect()))
     assert driver.outcomes["a"] == [OutcomeKind.CANCELLED]
-    assert driver.core.is_idle
+    assert not driver.core.live()
     assert driver.pool.counts().active == 0
 
 
@@ -149,7 +149,7 @@ def test_nothing_left_to_generate_is_refused_with_a_reason() -> None:
     driver = Driver()
     driver.submit("a", [1, 2], max_tokens=0)
     assert driver.outcomes["a"] == [OutcomeKind.REFUSED]
-    assert driver.core.is_idle
+    assert not driver.core.live()
 
 
 def test_draining_instance_finishes_what_runs_and_takes_nothing_new() -> None:
@@ -247,7 +247,7 @@ def test_pages_proven_safe_are_free_before_p_answers() -> None:
     assert driver.pool.counts().quarantined == 0
     assert list(driver.core.states().values()) == [DecodeState.ABORTING]
     driver.step(ev.PeerMessage(wire.AbortAck("a", 1, P, ME)))
-    assert driver.core.is_idle
+    assert not driver.core.live()
 
 
 def test_pages_not_proven_safe_wait_for_p() -> None:

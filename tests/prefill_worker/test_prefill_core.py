@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from prefill_worker.core.asking import PASSED_OVER_MAX, next_to_ask
+from prefill_worker.core.attempt import PrefillAttempt
 from prefill_worker.core.core import PrefillCore
 from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, PlannerLimits
-from segue.block_hash import token_bytes
+from segue.block_hash import block_hashes, token_bytes
 from segue.block_pool import BlockPool
 from segue.handoff import HandoffTiming, PrefillState
 from segue.ids import AttemptRef, InstanceRef
@@ -19,6 +21,22 @@ from worker_runtime import events as ev
 ME, D, OTHER_D = InstanceRef("p", 1), InstanceRef("d", 1), InstanceRef("e", 1)
 TIMING = HandoffTiming(lease_us=1_000_000)
 CHUNK = 8
+
+
+TARGET = Peer(ref=D, name=D.uuid, control_address="mem")
+
+
+def assigned(request_id: str, length: int, start: int = 0, target: InstanceRef = D, deadline_ms: int = 0) -> Assign:
+    return Assign(
+        request_id=request_id,
+        attempt=1,
+        gateway="g",
+        token_ids=token_bytes(range(start, start + length)),
+        tokens_prompt=length,
+        sampling=SamplingParams(max_tokens=4),
+        decode=Peer(ref=target, name=target.uuid, control_address="mem"),
+        deadline_ms=deadline_ms,
+    )
 
 
 class Driver:
@@ -38,20 +56,9 @@ class Driver:
         return self.step(ev.PeerMessage(message))
 
     def assign(
-        self, request_id: str, length: int, *, target: InstanceRef = D, deadline_ms: int = 0
+        self, request_id: str, length: int, *, start: int = 0, target: InstanceRef = D, deadline_ms: int = 0
     ) -> list[ev.Decision]:
-        peer = Peer(ref=target, name=target.uuid, control_address="mem")
-        assign = Assign(
-            request_id=request_id,
-            attempt=1,
-            gateway="g",
-            token_ids=token_bytes(range(length)),
-            tokens_prompt=length,
-            sampling=SamplingParams(max_tokens=4),
-            decode=peer,
-            deadline_ms=deadline_ms,
-        )
-        return self.step(ev.Assigned(assign, "c"))
+        return self.step(ev.Assigned(assigned(request_id, length, start, target, deadline_ms), "c"))
 
     def linked(self, *targets: InstanceRef) -> Driver:
         for target in targets or (D,):
@@ -88,6 +95,41 @@ def test_asks_only_while_less_than_a_chunk_is_ahead() -> None:
     driver = Driver().linked()
     asked = [said(driver.assign(name, 5), wire.GrantRequest) for name in "abcd"]
     assert asked == [["a"], ["b"], [], []]
+
+
+def keep(driver: Driver, length: int) -> None:
+    """Leave the blocks of the prompt `range(length)` in the cache."""
+    hashes = block_hashes(b"", token_bytes(range(length)), driver.pool.block_size)
+    pages = driver.pool.allocate(len(hashes))
+    for place, page in enumerate(pages):
+        driver.pool.publish(page, hashes[place], hashes[place - 1] if place else b"")
+    driver.pool.release(pages)
+
+
+def test_the_longest_cached_prefix_is_started_first() -> None:
+    driver = Driver().linked()
+    driver.assign("a", 8)
+    driver.assign("cold", 7, start=100)
+    driver.assign("cached", 9)
+    keep(driver, 8)
+    driver.grant("a", [0, 1])
+    assert said(driver.hear(wire.Abort("a", 1, D, ME, "gone")), wire.GrantRequest) == ["cached"]
+    assert driver.core.load().tokens_queued == 7 + 1, "what is cached is not queued"
+
+
+def test_nobody_is_passed_over_for_ever() -> None:
+    attempts = [
+        PrefillAttempt(assigned(f"r{n}", 9 if n else 7, start=0 if n else 100), TARGET, "c", n, 0) for n in range(12)
+    ]
+    driver = Driver()
+    keep(driver, 8)
+    started = []
+    while attempts:
+        chosen = next_to_ask(attempts, driver.pool)
+        assert chosen is not None
+        attempts.remove(chosen)
+        started.append(chosen.key.request_id)
+    assert started.index("r0") == PASSED_OVER_MAX
 
 
 def test_one_ds_waiting_attempts_do_not_block_another_d() -> None:

@@ -153,7 +153,7 @@ class Pair:
                 busy = self.deliver() or self.finish_move() or self.finish_plan(self.p) or self.finish_plan(self.d)
                 effects += busy
                 assert effects < EFFECTS_MAX, "messages or plans go round in a circle"
-            if self.p.core.is_idle and self.d.core.is_idle:
+            if not self.p.core.live() and not self.d.core.live():
                 return
             self.wait(TIMING.repeat_us)
 

@@ -17,7 +17,7 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
 
 
 def assert_nothing_left(pair: Pair) -> None:
-    assert pair.p.core.is_idle and pair.d.core.is_idle
+    assert not pair.p.core.live() and not pair.d.core.live()
     for side in (pair.p, pair.d):
         counts = side.pool.counts()
         assert (counts.active, counts.held, counts.quarantined) == (0, 0, 0)

@@ -63,7 +63,7 @@ def test_only_pages_that_d_lacks_are_sent() -> None:
     pair.settle()
     pair.scoring("second")
     moved = 0
-    while not pair.p.core.is_idle or not pair.d.core.is_idle:
+    while pair.p.core.live() or pair.d.core.live():
         moved += sum(len(move.pages) for move in pair.p.moves)
         if not (pair.deliver() or pair.finish_move() or pair.finish_plan(pair.p) or pair.finish_plan(pair.d)):
             break
