@@ -62,7 +62,7 @@ def latencies(measured: Sequence[Exchange], slo: Slo) -> Figure:
 
 def _distribution(axes: Axes, title: str, ordered: list[float], bound_us: int | None) -> None:
     """Cumulative share over milliseconds; a log axis when the values span more than a factor of 30."""
-    _dress(axes, title)
+    dress(axes, title)
     axes.set_ylim(0, 1.04)
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     if not ordered:
@@ -103,7 +103,7 @@ def timeline(exchanges: Sequence[Exchange], slo: Slo) -> Figure:
 
 
 def _first_tokens(axes: Axes, exchanges: Sequence[Exchange], start_us: int, bound_us: int | None) -> None:
-    _dress(axes, "TTFT of each request, by the time it was sent (ms)")
+    dress(axes, "TTFT of each request, by the time it was sent (ms)")
     measured = [one for one in exchanges if one.ok and one.content_us]
     failed = [(one.sent_us - start_us) / 1e6 for one in exchanges if not one.ok]
     sent_s = [(one.sent_us - start_us) / 1e6 for one in measured]
@@ -120,7 +120,7 @@ def _first_tokens(axes: Axes, exchanges: Sequence[Exchange], start_us: int, boun
 
 def _token_rate(axes: Axes, exchanges: Sequence[Exchange], start_us: int, edges_s: np.ndarray) -> None:
     """A chunk stands for its share of the answer's tokens: servers may put several into one."""
-    _dress(axes, "Output tokens per second")
+    dress(axes, "Output tokens per second")
     at_s: list[float] = []
     weights: list[float] = []
     for one in exchanges:
@@ -133,7 +133,7 @@ def _token_rate(axes: Axes, exchanges: Sequence[Exchange], start_us: int, edges_
 
 
 def _open_requests(axes: Axes, exchanges: Sequence[Exchange], start_us: int) -> None:
-    _dress(axes, "Open requests")
+    dress(axes, "Open requests")
     changes = sorted([(one.sent_us, 1) for one in exchanges] + [(one.ended_us, -1) for one in exchanges])
     times_s = [0.0, *((at_us - start_us) / 1e6 for at_us, _ in changes)]
     axes.step(times_s, [0, *np.cumsum([change for _, change in changes])], where="post", color=LINE, linewidth=1.4)
@@ -141,7 +141,8 @@ def _open_requests(axes: Axes, exchanges: Sequence[Exchange], start_us: int) -> 
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _dress(axes: Axes, title: str) -> None:
+def dress(axes: Axes, title: str) -> None:
+    """The look that all figures share."""
     axes.set_title(title, fontsize=10, loc="left", color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bench_client.options import BenchOptions
+from bench_client.page import STYLE, escaped, image, tile
 from bench_client.run import Result
 from bench_client.slo import describe_slo
 from bench_client.summary import Spread, Summary
@@ -70,27 +69,28 @@ def write_reports(result: Result, options: BenchOptions, facts: Facts, folder: P
 def render_html(result: Result, options: BenchOptions, facts: Facts, figures: Sequence[Path], numbers: str) -> str:
     """Every text from outside is escaped: model names and server messages are not ours."""
     summary = result.summary
-    images = "".join(_image(figure) for figure in figures)
-    doubtful = "".join(f"<li>{_escaped(line.removeprefix('doubt').strip())}</li>" for line in doubts(summary))
+    images = "".join(image(figure.stem, figure.read_bytes()) for figure in figures)
+    doubtful = "".join(f"<li>{escaped(line.removeprefix('doubt').strip())}</li>" for line in doubts(summary))
     errors = "".join(
-        f"<tr><td>{_escaped(reason)}</td><td>{count}</td><td class=text>{_escaped(example)}</td></tr>"
+        f"<tr><td>{escaped(reason)}</td><td>{count}</td><td class=text>{escaped(example)}</td></tr>"
         for reason, count, example in ((name, n, summary.error_examples[name]) for name, n in summary.errors.items())
     )
     return PAGE.format(
-        title=_escaped(f"{result.model}: {options.mode}"),
-        under=_escaped(
+        style=STYLE,
+        title=escaped(f"{result.model}: {options.mode}"),
+        under=escaped(
             f"{options.url} · {result.workload} · {facts.started_at} · Segue {facts.version}, {facts.machine}"
         ),
-        tiles="".join(_tile(*tile) for tile in _tiles(summary)),
-        slo=_escaped(f"SLO: {describe_slo(options.slo)}"),
+        tiles="".join(tile(*entry) for entry in _tiles(summary)),
+        slo=escaped(f"SLO: {describe_slo(options.slo)}"),
         rows="".join(_latency_row(*row) for row in _latencies(summary)),
         doubts=f"<section class=doubts><h2>Read with care</h2><ul>{doubtful}</ul></section>" if doubtful else "",
         errors=f"<section><h2>Errors</h2><table><tr><th>reason</th><th>count</th><th class=text>first message</th></tr>"
         f"{errors}</table></section>"
         if errors
         else "",
-        figures=images or f"<p class=muted>No figures; {_escaped(PLOTS_EXTRA)}</p>",
-        numbers=_escaped(numbers),
+        figures=images or f"<p class=muted>No figures; {escaped(PLOTS_EXTRA)}</p>",
+        numbers=escaped(numbers),
     )
 
 
@@ -114,10 +114,6 @@ def _latencies(summary: Summary) -> list[tuple[str, Spread | None]]:
     return [("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms), ("ITL", summary.itl_ms), ("E2E", summary.e2e_ms)]
 
 
-def _tile(name: str, value: str, note: str) -> str:
-    return f"<div class=tile><span>{_escaped(name)}</span><b>{_escaped(value)}</b><span>{_escaped(note)}</span></div>"
-
-
 def _latency_row(name: str, spread: Spread | None) -> str:
     if spread is None:
         return f"<tr><td>{name}</td><td colspan=7 class=muted>not measured</td></tr>"
@@ -126,41 +122,11 @@ def _latency_row(name: str, spread: Spread | None) -> str:
     return f"<tr><td>{name}</td>{cells}<td class=muted>{spread.count:,}</td></tr>"
 
 
-def _image(figure: Path) -> str:
-    content = base64.b64encode(figure.read_bytes()).decode()
-    return f'<img alt="{_escaped(figure.stem)}" src="data:image/png;base64,{content}">'
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; color: #1f2933 }}
-body {{ max-width: 1000px; margin: 2.5rem auto; padding: 0 1.25rem }}
-h1 {{ font-size: 1.5rem; margin: 0 }}
-h2 {{ font-size: 1.05rem; margin: 2rem 0 .6rem }}
-.muted, .under {{ color: #6b7785 }}
-.under {{ font-size: .9rem; margin: .25rem 0 1.5rem }}
-.tiles {{ display: flex; flex-wrap: wrap; gap: .75rem }}
-.tile {{ flex: 1 1 9rem; border: 1px solid #e4e8ec; border-radius: 8px; padding: .7rem .9rem; display: grid }}
-.tile b {{ font-size: 1.6rem; font-weight: 600; line-height: 1.25; font-variant-numeric: tabular-nums }}
-.tile span {{ font-size: .82rem; color: #6b7785 }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }}
-th {{ font-size: .82rem; font-weight: 500; color: #6b7785 }}
-th, td {{ text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #e4e8ec }}
-th:first-child, td:first-child, .text {{ text-align: left }}
-td:first-child {{ font-weight: 600 }}
-.text {{ overflow-wrap: anywhere }}
-.doubts {{ border-left: 3px solid #c47f17; padding-left: 1rem; margin-top: 2rem }}
-.doubts h2 {{ margin-top: 0 }}
-img {{ width: 100%; height: auto; margin: 1rem 0 0 }}
-pre {{ background: #f6f8fa; padding: 1rem; border-radius: 8px; overflow-x: auto; font-size: .8rem }}
-summary {{ cursor: pointer; margin-top: 2rem; color: #6b7785 }}
-</style></head><body>
+{style}</style></head><body>
 <h1>{title}</h1><p class=under>{under}</p>
 <div class=tiles>{tiles}</div>
 <section><h2>Latencies, ms</h2><table>
