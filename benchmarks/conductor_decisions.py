@@ -137,12 +137,12 @@ def end(core: ConductorCore, now_us: int, route: Route) -> None:
         report = Outcome(request_id=route.key.request_id, attempt=1, kind=kind, tokens_generated=100)
         return OutcomeReported(ref=ref, outcome=report)
 
-    assert route.prefill is not None
+    handed_over = [] if route.prefill is None else [outcome(route.decode, OutcomeKind.HANDOFF_COMPLETE)]
     core.step(
         now_us,
         [
-            outcome(route.prefill, OutcomeKind.PREFILL_DONE),
-            outcome(route.decode, OutcomeKind.HANDOFF_COMPLETE),
+            outcome(route.prefill or route.decode, OutcomeKind.PREFILL_DONE),
+            *handed_over,
             outcome(route.decode, OutcomeKind.FINISHED),
             RequestFinished(request_id=route.key.request_id, reason="stop"),
         ],
