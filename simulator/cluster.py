@@ -29,6 +29,7 @@ from simulator.network import Calm, Network
 from simulator.parts import ConductorPort, FrontPort, WorkerPort
 from simulator.policies import PolicyContext, make_policy
 from simulator.prompt_tokens import EOS, PromptTokens
+from simulator.tiers import LowerTiers, TierSpec, check_tier
 from simulator.trace_front import TraceFront
 from simulator.worker import Worker
 from simulator.workload import Workload
@@ -50,6 +51,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkCost
     kv_tokens: int
     """K/V tokens that each instance holds, cache included."""
+    tiers: tuple[TierSpec, ...] = ()
+    """Memory of each instance below its GPU, from the fastest on."""
     block_size: int = 512
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8_192
@@ -90,6 +93,8 @@ def check_spec(spec: ClusterSpec) -> None:
         least = spec.block_size if field == "kv_tokens" else 1
         if getattr(spec, field) < least:
             raise ValueError(f"{field} must be at least {least}, got {getattr(spec, field)}")
+    for tier in spec.tiers:
+        check_tier(tier, spec.block_size)
     if not 0.0 <= spec.noise < 1.0:
         raise ValueError(f"noise must be between 0 and 1, got {spec.noise}")
 
@@ -201,7 +206,17 @@ class Cluster:
             core = DecodeCore(ref, planner, pool, timing)
         engine = CostEngine(spec.cost, self._outputs, spec.noise, seed=spec.seed * 1_000 + len(name) * 100 + number)
         manifest = self._manifest(ref, role, pool.pages_total)
-        return Worker(manifest, core, pool, engine, self, report_us=spec.report_us, view_delay_us=spec.view_delay_us)
+        lower = LowerTiers(spec.tiers, spec.block_size, self._layout.page_bytes) if spec.tiers else None
+        return Worker(
+            manifest,
+            core,
+            pool,
+            engine,
+            self,
+            report_us=spec.report_us,
+            view_delay_us=spec.view_delay_us,
+            lower=lower,
+        )
 
     def _manifest(self, ref: InstanceRef, role: Role, pages_total: int) -> InstanceManifest:
         spec = self.spec

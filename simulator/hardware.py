@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from segue.cost_model import CostModel, DecodeCost, LinkCost, PrefillCost
+from simulator.tiers import TierSpec
 
 MFU = 0.5
 """Share of peak in large matrix products of a whole model; 0.35 is what Mooncake's published ratios fit (claim C3)."""
@@ -58,6 +59,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One direction, whole node."""
     dram_bytes_s: float
     """Host memory to accelerators, whole node."""
+    dram_bytes: float
+    ssd_bytes_s: float = 0.0
+    """Local disks, reading, whole node; 0: not known."""
+    ssd_bytes: float = 0.0
     source: str
 
 
@@ -121,6 +126,9 @@ MODELS: dict[str, ModelShape] = {
     )
 }
 
+DGX_DRAM_BYTES, DGX_SSD_BYTES, DGX_SSD_BYTES_S = 2e12, 8 * 3.84e12, 8 * 6.9e9
+"""DGX H100 data sheet: 2 TB of memory, 8 x 3.84 TB NVMe; 6.9 GB/s is what a PCIe 4 disk (PM9A3) is sold to read."""
+
 NODES: dict[str, Node] = {
     node.name: node
     for node in (
@@ -132,7 +140,10 @@ NODES: dict[str, Node] = {
             memory_bytes_s=2.039e12,
             network_bytes_s=100e9,
             dram_bytes_s=8 * 25e9,
-            source="NVIDIA A100 80GB SXM data sheet (A800: slower NVLink only); Mooncake's nodes: RDMA 800 Gbit/s",
+            dram_bytes=1e12,
+            ssd_bytes_s=DGX_SSD_BYTES_S,
+            ssd_bytes=DGX_SSD_BYTES,
+            source="NVIDIA A100 80GB SXM data sheet (A800: slower NVLink only); Mooncake's: RDMA 800 Gbit/s, 1 TB DRAM",
         ),
         Node(
             name="h800",
@@ -142,6 +153,9 @@ NODES: dict[str, Node] = {
             memory_bytes_s=3.35e12,
             network_bytes_s=400e9,
             dram_bytes_s=8 * 50e9,
+            dram_bytes=DGX_DRAM_BYTES,
+            ssd_bytes_s=DGX_SSD_BYTES_S,
+            ssd_bytes=DGX_SSD_BYTES,
             source="NVIDIA H100 SXM data sheet, dense (H800: same but NVLink 400 GB/s); 8 x 400 Gbit/s InfiniBand",
         ),
         Node(
@@ -152,6 +166,9 @@ NODES: dict[str, Node] = {
             memory_bytes_s=3.35e12,
             network_bytes_s=400e9,
             dram_bytes_s=8 * 50e9,
+            dram_bytes=DGX_DRAM_BYTES,
+            ssd_bytes_s=DGX_SSD_BYTES_S,
+            ssd_bytes=DGX_SSD_BYTES,
             source="NVIDIA H100 SXM data sheet, dense; 8 x 400 Gbit/s InfiniBand",
         ),
         Node(
@@ -162,6 +179,9 @@ NODES: dict[str, Node] = {
             memory_bytes_s=4.8e12,
             network_bytes_s=400e9,
             dram_bytes_s=8 * 50e9,
+            dram_bytes=DGX_DRAM_BYTES,
+            ssd_bytes_s=DGX_SSD_BYTES_S,
+            ssd_bytes=DGX_SSD_BYTES,
             source="NVIDIA H200 SXM data sheet, dense; 8 x 400 Gbit/s InfiniBand",
         ),
         Node(
@@ -172,7 +192,8 @@ NODES: dict[str, Node] = {
             memory_bytes_s=13e9,
             network_bytes_s=6.4e9,
             dram_bytes_s=13e9,
-            source="two AVX2 cores, measured: SmolLM2 prefill 450 tok/s, decode 14-18 tok/s, memory copy 13 GB/s",
+            dram_bytes=12e9,
+            source="two AVX2 cores, measured: SmolLM2 prefill 450 tok/s, decode 14-18, copy 13 GB/s, half of 24 GB",
         ),
     )
 }
@@ -223,6 +244,22 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         node = find_node(self.node)
         share = self.accelerators / node.accelerators
         return LinkCost(latency_us=50.0, bytes_per_us=node.network_bytes_s * share / 1e6)
+
+    def tier(self, name: str, tokens: int = 0) -> TierSpec:
+        """`dram` or `ssd`: its share of the node's bandwidth, and of its capacity unless `tokens` says how much.
+
+        Raises ValueError for another name, and for a node without that tier.
+        """
+        node = find_node(self.node)
+        tiers = {"dram": (node.dram_bytes, node.dram_bytes_s), "ssd": (node.ssd_bytes, node.ssd_bytes_s)}
+        if name not in tiers:
+            raise ValueError(f"unknown tier {name!r}; known: {', '.join(tiers)}")
+        size_bytes, bytes_s = tiers[name]
+        if not bytes_s:
+            raise ValueError(f"{self.node} has no {name} that is known")
+        share = self.accelerators / node.accelerators
+        room = int(size_bytes * share / find_model(self.model).kv_token_bytes(self.kv))
+        return TierSpec(name=name, tokens=tokens or room, bytes_per_us=bytes_s * share / 1e6)
 
 
 def find_model(name: str) -> ModelShape:

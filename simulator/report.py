@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from segue.manifest import Role
 from simulator.block_cache import BlockCache
 from simulator.cluster import Cluster
+from simulator.series import SIDES, load_over_time, tpot_us
+from simulator.tiers import TIERS
 from simulator.trace_front import End, Observed
-from simulator.worker import BUSY_BIN_US
 from simulator.workload import Workload
 
 SLOW_GAPS_SHARE = 0.1
@@ -54,6 +54,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     ttft_queue_s: float
     """Mean time before prefill starts: in the Conductor and at P."""
+    ttft_fetch_s: float
+    """Mean time, of the queue's, in which cached tokens were on their way to P from another tier or instance."""
     ttft_prefill_s: float
     transfer_tail_s: float
     """Mean time from the first token to the hand-off's end."""
@@ -63,6 +65,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     tbt_mean_ms: float
     hit_rate: float
     """Cached share of prompt tokens."""
+    hit_rate_tiers: dict[str, float]
+    """The same by where the tokens were when the request came: `gpu`, and the tiers that were read for it."""
     hit_rate_max: float
     """With one pool without a bound."""
     tokens_prefilled: int
@@ -98,7 +102,7 @@ def summarise(cluster: Cluster, policy: str, slo: Slo, *, complete: bool = True)
     lacked = sum(each.tokens_prompt - each.tokens_cached for each in done)
     ttft_s = np.array([each.ttft_s for each in latencies] or [0.0])
     tpot_ms = np.array([each.tpot_ms for each in latencies] or [0.0])
-    loads = {side: _load_over_time(cluster, side) for side in ("prefill", "decode")}
+    loads = {side: load_over_time(cluster, side) for side in SIDES}
     return RunSummary(
         policy=policy,
         workload=cluster.workload.name,
@@ -121,6 +125,7 @@ def summarise(cluster: Cluster, policy: str, slo: Slo, *, complete: bool = True)
         ttft_p90_s=float(np.quantile(ttft_s, 0.9)),
         ttft_p99_s=float(np.quantile(ttft_s, 0.99)),
         ttft_queue_s=_mean_s([each.prefill_started_us - each.arrival_us for each in done]),
+        ttft_fetch_s=sum(worker.fetch_us for worker in cluster.workers) / 1e6 / max(len(done), 1),
         ttft_prefill_s=_mean_s([each.first_token_us - each.prefill_started_us for each in done]),
         transfer_tail_s=_mean_s([max(0, each.handoff_us - each.first_token_us) for each in done if each.handoff_us]),
         tpot_mean_ms=float(tpot_ms.mean()),
@@ -128,6 +133,7 @@ def summarise(cluster: Cluster, policy: str, slo: Slo, *, complete: bool = True)
         itl_p99_ms=float(np.quantile(np.concatenate(gaps_ms), 0.99)) if gaps_ms else 0.0,
         tbt_mean_ms=float(np.mean([each.tbt_ms for each in latencies] or [0.0])),
         hit_rate=sum(each.tokens_cached for each in done) / max(sum(each.tokens_prompt for each in done), 1),
+        hit_rate_tiers=_hit_rate_tiers(cluster, done),
         hit_rate_max=hit_rate_max(cluster.workload),
         tokens_prefilled=prefilled,
         tokens_wasted=max(0, prefilled - lacked),
@@ -152,6 +158,14 @@ def hit_rate_max(workload: Workload) -> float:
     return hit / max(total, 1)
 
 
+def _hit_rate_tiers(cluster: Cluster, done: Sequence[Observed]) -> dict[str, float]:
+    """What was not brought for a request was on the GPU already."""
+    total = max(sum(each.tokens_prompt for each in done), 1)
+    brought = {tier: sum(worker.tokens_brought[tier] for worker in cluster.workers) / total for tier in TIERS}
+    cached = sum(each.tokens_cached for each in done) / total
+    return {"gpu": max(0.0, cached - sum(brought.values())), **brought}
+
+
 def highest_good_rate(summaries: Sequence[RunSummary], attainment: float = 0.9) -> float:
     """The highest offered rate at which so many of the offered requests met both objectives; 0 when none did."""
     return max((each.offered_per_s for each in summaries if each.attainment >= attainment), default=0.0)
@@ -160,7 +174,6 @@ def highest_good_rate(summaries: Sequence[RunSummary], attainment: float = 0.9) 
 def _latencies(seen: Observed, cluster: Cluster, slo: Slo, gaps_ms: list[np.ndarray]) -> _Latencies:
     times_us = np.frombuffer(seen.times_us, dtype=np.int64)
     ttft_us = seen.first_token_us - seen.arrival_us
-    tpot_us = (times_us[-1] - times_us[0]) / max(len(times_us) - 1, 1)
     tbt_ms = 0.0
     if len(times_us) > 1:
         gaps = np.diff(times_us) / 1e3
@@ -168,20 +181,8 @@ def _latencies(seen: Observed, cluster: Cluster, slo: Slo, gaps_ms: list[np.ndar
         slow = max(1, int(len(gaps) * SLOW_GAPS_SHARE))
         tbt_ms = float(np.partition(gaps, len(gaps) - slow)[-slow:].mean())
     unloaded_us = cluster.spec.cost.prefill.us(seen.tokens_prompt)
-    in_slo = ttft_us <= max(slo.ttft_us, slo.ttft_factor * unloaded_us) and tpot_us <= slo.tpot_us
-    return _Latencies(ttft_us / 1e6, float(tpot_us) / 1e3, tbt_ms, bool(in_slo))
-
-
-def _load_over_time(cluster: Cluster, side: str) -> np.ndarray:
-    """Share of engine time that was busy, by bin; mean over the instances of one side."""
-    roles = (Role.PREFILL,) if side == "prefill" else (Role.DECODE, Role.AGGREGATED)
-    workers = [worker for worker in cluster.workers if worker.manifest.role in roles]
-    bins = cluster.heap.now_us // BUSY_BIN_US + 1
-    busy = np.zeros(bins)
-    for worker in workers:
-        for number, busy_us in worker.busy_us.items():
-            busy[number] += busy_us
-    return busy / (max(len(workers), 1) * BUSY_BIN_US)
+    in_slo = ttft_us <= max(slo.ttft_us, slo.ttft_factor * unloaded_us) and tpot_us(seen) <= slo.tpot_us
+    return _Latencies(ttft_us / 1e6, tpot_us(seen) / 1e3, tbt_ms, bool(in_slo))
 
 
 def _correlation(left: np.ndarray, right: np.ndarray) -> float:

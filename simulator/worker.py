@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 from conductor.core.events import KvPublished, LoadReported, OutcomeReported
 from kvstore.events import EventLog
 from segue import handoff_messages as wire
+from segue.block_hash import block_hashes
 from segue.block_pool import BlockPool
 from segue.errors import InternalError
 from segue.ids import InstanceRef
-from segue.kv_events import LoadReport, PublishedMessage
+from segue.kv_events import BlocksRemoved, LoadReport, PublishedMessage
 from segue.manifest import InstanceManifest
 from segue.plan import BatchPlan
 from simulator.event_heap import Rank
 from simulator.parts import Parts, SimEngine
+from simulator.tiers import LowerTiers
 from worker_runtime import events as ev
 
 STEP_MEAN_WEIGHT = 0.1
@@ -28,7 +30,7 @@ _CHANGES_BATCH = (wire.PrefillDone, wire.DoneAtP, wire.Abort, wire.AbortAck, wir
 
 class Worker:
     """`report_us`: interval of load reports. `view_delay_us`: how old KV events and reports are when they
-    arrive. `checked`: the core's invariants are checked after every step."""
+    arrive. `lower`: memory below its GPU. `checked`: the core's invariants are checked after every step."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Worker:
         *,
         report_us: int,
         view_delay_us: int = 0,
+        lower: LowerTiers | None = None,
         checked: bool = False,
     ) -> None:
         self.manifest = manifest
@@ -50,6 +53,11 @@ class Worker:
         self.busy_us: dict[int, int] = {}
         """Engine time by bin of BUSY_BIN_US."""
         self.restart_asked = False
+        self.tokens_brought: Counter[str] = Counter()
+        """Prompt tokens copied to the GPU's cache for a request, by tier they came from."""
+        self.fetch_us = 0
+        """Time that requests waited for such copies."""
+        self._lower = lower
         self._parts = parts
         self._ref = manifest.ref
         self._log = EventLog(manifest.ref)
@@ -73,7 +81,7 @@ class Worker:
             ev.OpenLink: self._open_link,
             ev.SendPeer: self._send_peer,
             ev.PushTokens: self._push_tokens,
-            ev.PublishKv: lambda decision: self._publish(self._log.batches(decision.events)),
+            ev.PublishKv: self._publish_kv,
             ev.Report: self._report_outcome,
             ev.Fence: self._fence,
             ev.RestartNeeded: self._note_restart,
@@ -95,9 +103,16 @@ class Worker:
         self._paused_until_us = until_us
 
     def post(self, event: ev.Event) -> None:
-        """Heard in the step at this very time, together with whatever else comes now."""
+        """Heard in the step at this very time, with whatever else comes now; an assignment when its prompt has
+        come up from the tiers below."""
         if not self.alive:
             return
+        if self._lower is not None and isinstance(event, ev.Assigned) and self._prefills(event):
+            self._bring_up(self._lower, event)
+        else:
+            self._hear(event)
+
+    def _hear(self, event: ev.Event) -> None:
         self._inbox.append(event)
         if not self._stepping:
             self._stepping = True
@@ -119,15 +134,42 @@ class Worker:
             then()
             return
         size_bytes = missing * self.manifest.layout.page_bytes
+        asked_us = self._parts.heap.now_us
 
         def landed() -> None:
             if self.alive:
-                self._keep(hashes)
+                self.tokens_brought["peer"] += len(self._keep(hashes)) * self.pool.block_size
+                self.fetch_us += self._parts.heap.now_us - asked_us
                 then()
 
         self._parts.links.send(source, self._ref.uuid, size_bytes, landed)
 
-    def _keep(self, hashes: list[bytes]) -> None:
+    def _prefills(self, event: ev.Assigned) -> bool:
+        prefill = event.assign.prefill
+        return prefill is None or prefill.ref == self._ref
+
+    def _bring_up(self, lower: LowerTiers, event: ev.Assigned) -> None:
+        assign, now_us = event.assign, self._parts.heap.now_us
+        hashes = block_hashes(assign.hash_root, assign.token_ids, self.pool.block_size)
+        held = len(self.pool.match(hashes))
+        levels = lower.locate(hashes[held:])
+        if not levels:
+            self._hear(event)
+            return
+        end_us = lower.read(levels, now_us)
+
+        def landed() -> None:
+            if self.alive:
+                kept = self._keep(hashes[: held + len(levels)])
+                for tier, blocks in lower.names(levels[place - held] for place in kept if place >= held).items():
+                    self.tokens_brought[tier] += blocks * self.pool.block_size
+                self.fetch_us += end_us - now_us
+                self._hear(event)
+
+        self._parts.heap.push(end_us, Rank.NETWORK, landed)
+
+    def _keep(self, hashes: list[bytes]) -> range:
+        """Blocks become cache, as far as there is room; the places in `hashes` of those that were not held."""
         held = self.pool.match(hashes)
         self.pool.acquire(held)
         room = min(len(hashes) - len(held), self.pool.pages_allocatable)
@@ -135,6 +177,7 @@ class Worker:
         for place, page in enumerate(pages, len(held)):
             self.pool.publish(page, hashes[place], hashes[place - 1] if place else b"")
         self.pool.release(held + pages)
+        return range(len(held), len(held) + room)
 
     # -- stepping
 
@@ -203,12 +246,21 @@ class Worker:
         step_us = result.elapsed_us / result.steps
         weight = 1.0 - (1.0 - STEP_MEAN_WEIGHT) ** result.steps if self._step_us else 1.0
         self._step_us += (step_us - self._step_us) * weight
-        started_bin = (self._parts.heap.now_us - result.elapsed_us) // BUSY_BIN_US
-        self.busy_us[started_bin] = self.busy_us.get(started_bin, 0) + result.elapsed_us
+        self._note_busy(result.elapsed_us)
         self._token_times_us = self.engine.step_ends_us
         self.post(ev.PlanFinished(result))
         if self._plans:
             self._launch()
+
+    def _note_busy(self, elapsed_us: int) -> None:
+        """The engine was busy for so long until now."""
+        now_us = self._parts.heap.now_us
+        begin_us = now_us - elapsed_us
+        while begin_us < now_us:
+            number = begin_us // BUSY_BIN_US
+            end_us = min(now_us, (number + 1) * BUSY_BIN_US)
+            self.busy_us[number] = self.busy_us.get(number, 0) + end_us - begin_us
+            begin_us = end_us
 
     # -- pages
 
@@ -285,6 +337,13 @@ class Worker:
         self.restart_asked = True
 
     # -- what everybody is told
+
+    def _publish_kv(self, decision: ev.PublishKv) -> None:
+        if self._lower is not None:
+            for event in decision.events:
+                if isinstance(event, BlocksRemoved):
+                    self._lower.put(event.hashes)
+        self._publish(self._log.batches(decision.events))
 
     def _publish(self, messages: Any) -> None:
         for message in messages:
