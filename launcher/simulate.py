@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from bench_client.report import PLOTS_EXTRA, can_plot
 from launcher.simulate_view import comparison_table
+from launcher.source_commit import source_commit
 from segue.errors import ConfigError, SegueError
 from simulator.cluster import Cluster, ClusterSpec, check_spec
+from simulator.comparison import Circumstances, Run, render_json
 from simulator.hardware import Instance
 from simulator.policies import POLICIES
-from simulator.report import RunSummary, Slo, summarise
+from simulator.report import Slo, summarise
+from simulator.series import series_of
+from simulator.tiers import TierSpec
 from simulator.traces import read_trace
 from simulator.workload import Workload, sliced, sped_up, with_bursts_spread
 
@@ -34,6 +41,14 @@ SWEEPS = {
 """What `--sweep` may vary: speed-up of the trace, or a field of the cluster."""
 
 
+class Variant(NamedTuple):
+    """One point of a sweep."""
+
+    label: str
+    workload: Workload
+    spec: ClusterSpec
+
+
 def register(app: typer.Typer) -> None:
     app.command()(simulate)
 
@@ -43,7 +58,9 @@ def simulate(
         Path | None, typer.Option(help="Requests: Mooncake or Qwen-Bailian JSONL, Azure, BurstGPT, lengths CSV.")
     ] = None,
     trace_format: Annotated[str, typer.Option(help="Format of the trace; auto looks at its first line.")] = "auto",
-    policy: Annotated[str, typer.Option(help=f"One or several, by comma: {', '.join(POLICIES)}.")] = "segue",
+    policy: Annotated[
+        str, typer.Option("--policy", "--compare", help=f"One or several, by comma: {', '.join(POLICIES)}.")
+    ] = "segue",
     sweep: Annotated[str, typer.Option(help=f"NAME=V1,V2,... with NAME one of {', '.join(SWEEPS)}.")] = "",
     model: Annotated[str, typer.Option(help="Model, by name.")] = "llama3-70b",
     hardware: Annotated[str, typer.Option(help="Node, by name.")] = "h200",
@@ -70,7 +87,13 @@ def simulate(
         bool, typer.Option(help="Inject faults into small clusters instead, and check every invariant.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="With --faults: how many seeds, from --seed on.")] = 1_000,
+    tiers: Annotated[
+        str, typer.Option(help="Memory below each GPU: dram, or dram,ssd; NAME=TOKENS for another size than its share.")
+    ] = "",
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots here; needs segue[reports].")
+    ] = None,
 ) -> None:
     """Replay a trace on a simulated cluster of production cores and report what its clients would see."""
     console = Console(stderr=True)
@@ -79,6 +102,10 @@ def simulate(
             raise typer.Exit(_inject(console, seed, seeds))
         if trace is None:
             raise ConfigError("simulate: --trace FILE is needed (or --faults)")
+        for out in (json_out, html_out):
+            _check_writable(out)
+        if html_out is not None and not can_plot():
+            raise ConfigError(f"--html: {PLOTS_EXTRA}")
         workload = _workload(trace, trace_format, start, count, speedup, spread)
         instance = Instance(model=model, node=hardware, accelerators=accelerators, weights=weights, kv=kv)
         slo = Slo(ttft_us=slo_ttft * 1e6, tpot_us=slo_tpot * 1e3)
@@ -89,6 +116,7 @@ def simulate(
             cost=instance.cost_model(),
             link=instance.network(),
             kv_tokens=kv_tokens or instance.kv_tokens_total(),
+            tiers=_tiers(instance, tiers),
             block_size=block_size or max(16, workload.span_tokens),
             refuse_ttft_us=slo.ttft_us if refuse else float("inf"),
             refuse_tpot_us=slo.tpot_us if refuse else float("inf"),
@@ -96,41 +124,57 @@ def simulate(
             seed=seed,
         )
         variants = _variants(spec, workload, sweep)
-        for _, varied in variants:
-            check_spec(varied)
-        runs = [(name, changed, spec_) for name, (changed, spec_) in itertools.product(_policies(policy), variants)]
+        for varied in variants:
+            check_spec(varied.spec)
+        plans = list(itertools.product(_policies(policy), variants))
     except (SegueError, ValueError) as error:
         console.print(f"segue: {error}", style="red", highlight=False)
         raise typer.Exit(2) from error
-    summaries = _run_all(console, runs, slo)
+    runs = _run_all(console, plans, slo)
+    about = Circumstances(
+        version=importlib.metadata.version("segue"),
+        commit=source_commit(),
+        command=shlex.join(["segue", *sys.argv[1:]]),
+        cluster=_in_words(instance, spec),
+        slo=slo,
+    )
     output = Console()
-    output.print(comparison_table(summaries, output.width))
+    output.print(comparison_table(runs, output.width))
     if json_out is not None:
-        json_out.write_bytes(msgspec.json.format(msgspec.json.encode(summaries)))
-    if len(summaries) < len(runs) or not all(each.complete for each in summaries):
+        json_out.write_bytes(render_json(runs, about))
+    if html_out is not None:
+        from simulator.page import render_html  # matplotlib is an extra, and takes half a second to import
+
+        html_out.write_text(render_html(runs, about), encoding="utf-8")
+    if len(runs) < len(plans) or not all(run.summary.complete for run in runs):
         raise typer.Exit(130)
 
 
-Run = tuple[str, Workload, ClusterSpec]
+Plan = tuple[str, Variant]
 
 
-def _run_all(console: Console, runs: Sequence[Run], slo: Slo) -> list[RunSummary]:
+def _run_all(console: Console, plans: Sequence[Plan], slo: Slo) -> list[Run]:
     """Ctrl-C keeps what is there: the run that was going on is marked as incomplete."""
-    summaries: list[RunSummary] = []
+    runs: list[Run] = []
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
-        for name, workload, spec in runs:
-            task = progress.add_task(name, total=len(workload.requests))
-            cluster = Cluster(spec, workload, name)
+        tasks = [
+            progress.add_task(f"{name} {varied.label}".strip(), total=len(varied.workload.requests), start=False)
+            for name, varied in plans
+        ]
+        for task, (name, varied) in zip(tasks, plans, strict=True):
+            progress.start_task(task)
+            cluster = Cluster(varied.spec, varied.workload, name)
             complete = True
             try:
                 cluster.run(lambda ended, _, task=task: progress.update(task, completed=ended))  # type: ignore[misc]
             except KeyboardInterrupt:
                 complete = False
-            progress.update(task, completed=len(workload.requests))
-            summaries.append(summarise(cluster, name, slo, complete=complete))
+            progress.update(task, completed=len(varied.workload.requests) if complete else None)
+            summary = summarise(cluster, name, slo, complete=complete)
+            runs.append(Run(label=varied.label, summary=summary, series=series_of(cluster)))
             if not complete:
                 break
-    return summaries
+    return runs
 
 
 def _inject(console: Console, first: int, count: int) -> int:
@@ -164,10 +208,40 @@ def _policies(names: str) -> list[str]:
     return chosen
 
 
-def _variants(spec: ClusterSpec, workload: Workload, sweep: str) -> list[tuple[Workload, ClusterSpec]]:
+def _tiers(instance: Instance, listed: str) -> tuple[TierSpec, ...]:
+    tiers = []
+    for entry in filter(None, (part.strip() for part in listed.split(","))):
+        name, _, tokens = entry.partition("=")
+        if tokens and not tokens.isdecimal():
+            raise ConfigError(f"--tiers {entry!r}: NAME or NAME=TOKENS")
+        tiers.append(instance.tier(name, int(tokens or 0)))
+    return tuple(tiers)
+
+
+def _check_writable(out: Path | None) -> None:
+    """Before the simulation, so that an hour of it is not lost to a typing error."""
+    if out is None:
+        return
+    try:
+        out.touch()
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror or error}") from error
+
+
+def _in_words(instance: Instance, spec: ClusterSpec) -> str:
+    counts = {"prefill": spec.prefill, "decode": spec.decode, "aggregated": spec.aggregated}
+    instances = " + ".join(f"{count} {role}" for role, count in counts.items() if count)
+    lower = "".join(f", {tier.tokens:,} in {tier.name}" for tier in spec.tiers)
+    return (
+        f"{instances} instances of {instance.model}, {instance.weights} weights and {instance.kv} K/V, on "
+        f"{instance.accelerators} x {instance.node} each, {spec.kv_tokens:,} K/V tokens{lower}"
+    )
+
+
+def _variants(spec: ClusterSpec, workload: Workload, sweep: str) -> list[Variant]:
     """The workload and the cluster at each point of the sweep."""
     if not sweep:
-        return [(workload, spec)]
+        return [Variant("", workload, spec)]
     name, _, listed = sweep.partition("=")
     if name not in SWEEPS or not listed:
         raise ConfigError(f"--sweep {sweep!r}: NAME=V1,V2,... with NAME one of {', '.join(SWEEPS)}")
@@ -176,5 +250,5 @@ def _variants(spec: ClusterSpec, workload: Workload, sweep: str) -> list[tuple[W
     except ValueError as error:
         raise ConfigError(f"--sweep {sweep!r}: {error}") from error
     if name == "rate":
-        return [(sped_up(workload, value), spec) for value in values]
-    return [(workload, msgspec.structs.replace(spec, **{name: value})) for value in values]
+        return [Variant(f"rate {value:g}x", sped_up(workload, value), spec) for value in values]
+    return [Variant(f"{name} {value}", workload, msgspec.structs.replace(spec, **{name: value})) for value in values]

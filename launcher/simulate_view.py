@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from simulator.report import RunSummary, highest_good_rate
+from simulator.comparison import Run, highest_rates
+from simulator.report import RunSummary
 
 COLUMNS: dict[str, Callable[[RunSummary], str]] = {
     "policy": lambda each: each.policy + ("" if each.complete else " (part)"),
@@ -31,12 +32,12 @@ WIDE_COLUMNS = 150
 """Terminals below this get one column for each run instead of one row."""
 
 
-def comparison_table(summaries: Sequence[RunSummary], width: int) -> Table:
+def comparison_table(runs: Sequence[Run], width: int) -> Table:
+    summaries = [run.summary for run in runs]
     first = summaries[0]
     title = f"{first.workload} ({', '.join(first.notes) or 'as recorded'}), digest {first.digest}, seed {first.seed}"
-    best = {name: highest_good_rate([each for each in summaries if each.policy == name]) for name in _names(summaries)}
     caption = "highest rate with 90 % of offered requests in SLO: " + ", ".join(
-        f"{name} {rate:.2f}/s" for name, rate in best.items()
+        f"{name} {rate:.2f}/s" for name, rate in highest_rates(runs).items()
     )
     table = Table(title=title, caption=caption)
     cells = [[column, *[cell(summary) for summary in summaries]] for column, cell in COLUMNS.items()]
@@ -47,7 +48,3 @@ def comparison_table(summaries: Sequence[RunSummary], width: int) -> Table:
     for row in cells[1:]:
         table.add_row(*row)
     return table
-
-
-def _names(summaries: Sequence[RunSummary]) -> list[str]:
-    return list(dict.fromkeys(each.policy for each in summaries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_policies_are_compared_and_every_figure_is_written(tmp_path: Path) -> No
     out = tmp_path / "figures.json"
     result = simulate("--trace", str(TRACE), "--count", "20", "--policy", "segue,random", "--json", str(out))
     assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())
+    rows = json.loads(out.read_text())["runs"]
     assert [row["policy"] for row in rows] == ["segue", "random"]
     assert all(row["complete"] and row["completed"] == row["offered"] == 20 for row in rows)
     assert "random" in result.stdout
@@ -33,8 +34,22 @@ def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     result = simulate("--trace", str(TRACE), "--sweep", "rate=1,4", "--json", str(out))
     assert result.exit_code == 0, result.output
-    slow, fast = json.loads(out.read_text())
+    slow, fast = json.loads(out.read_text())["runs"]
     assert fast["offered_per_s"] == pytest.approx(4 * slow["offered_per_s"])
+
+
+def test_the_page_has_every_plot_and_figure_in_one_file(tmp_path: Path) -> None:
+    page, numbers = tmp_path / "page.html", tmp_path / "figures.json"
+    asked = ["--trace", str(TRACE), "--count", "12", "--compare", "segue,random", "--sweep", "rate=1,4"]
+    result = simulate(*asked, "--html", str(page), "--json", str(numbers))
+    assert result.exit_code == 0, result.output
+    text, about = page.read_text(), json.loads(numbers.read_text())
+    assert text.count('src="data:image/png;base64,') == 5
+    assert not re.search(r'(src|href)="(?!data:)', text), "the page needs another file"
+    for words in ("Goodput against rate", "Queue", "Cache hits", "of them wasted", "rate 4x", about["about"]["commit"]):
+        assert words in text
+    assert set(about["highest_good_rate_per_s"]) == {"segue", "random"}
+    assert len(about["runs"][0]["series"]["ttft_s"]) == 201
 
 
 def test_an_interrupted_run_keeps_and_marks_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +63,7 @@ def test_an_interrupted_run_keeps_and_marks_what_there_is(tmp_path: Path, monkey
     out = tmp_path / "figures.json"
     result = simulate("--trace", str(TRACE), "--policy", "segue,random", "--json", str(out))
     assert result.exit_code == 130
-    (row,) = json.loads(out.read_text())
+    (row,) = json.loads(out.read_text())["runs"]
     assert (row["complete"], row["offered"] < 60) == (False, True)
     assert "(part)" in result.stdout
 
@@ -68,6 +83,10 @@ def test_an_interrupted_run_keeps_and_marks_what_there_is(tmp_path: Path, monkey
         (["--trace", str(TRACE), "--prefill", "0"], "a cluster needs"),
         (["--trace", str(TRACE), "--kv-tokens", "-5"], "kv_tokens must be at least"),
         (["--trace", str(TRACE), "--noise", "-1"], "noise must be"),
+        (["--trace", str(TRACE), "--tiers", "tape"], "unknown tier 'tape'; known: dram, ssd"),
+        (["--trace", str(TRACE), "--tiers", "dram=much"], "--tiers 'dram=much': NAME or NAME=TOKENS"),
+        (["--trace", str(TRACE), "--tiers", "dram=1"], "tier dram: 1 tokens"),
+        (["--trace", str(TRACE), "--html", "no/such/folder/page.html"], "No such file or directory"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_the_reason(arguments: list[str], complaint: str) -> None:
