@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 from result_rows import RESULTS
 
-from segue.cost_rows import fit_rows, read_rows
+from segue.cost_rows import fit_rows, newest, read_rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="a file of benchmarks/results, or a path")
     parser.add_argument("--kv-token-bytes", type=int, required=True, help="K/V bytes of a token, all layers")
-    parser.add_argument("--commit", default="", help="only rows of this commit")
+    parser.add_argument("--commit", default="", help="only rows of this commit (default: of the newest)")
     parser.add_argument("--command", default="", help="only rows whose command contains this")
     asked = parser.parse_args()
     path = asked.results if asked.results.exists() else RESULTS / asked.results
@@ -31,7 +31,7 @@ def main() -> int:
             if row["commit"].startswith(asked.commit) and asked.command in row["command"]
         ]
     try:
-        fitted = fit_rows(read_rows(rows), asked.kv_token_bytes)
+        fitted = fit_rows(read_rows(rows if asked.commit else newest(rows)), asked.kv_token_bytes)
     except ValueError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return 2

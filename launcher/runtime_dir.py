@@ -50,7 +50,21 @@ def remove_cluster(path: Path) -> None:
     if SHARED_MEMORY.is_dir():
         for segment in SHARED_MEMORY.glob(path.name + "*"):
             segment.unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    _empty(path)
+    if path.is_dir() and [child.name for child in path.iterdir()] == [OWNER_FILE]:
+        (path / OWNER_FILE).unlink()
+        path.rmdir()
+
+
+def _empty(path: Path) -> None:
+    """Delete all but the mark of the owner: without it, what a dying process still writes would never be swept."""
+    if not path.is_dir():
+        return
+    for child in path.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child, ignore_errors=True)
+        elif child.name != OWNER_FILE:
+            child.unlink(missing_ok=True)
 
 
 def clear_slot(worker: WorkerConfig) -> None:

@@ -44,6 +44,11 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     decode_error_max: float
 
 
+def newest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Those of the code that was measured last: another state of the code is another engine, with other costs."""
+    return [row for row in rows if row["commit"] == rows[-1]["commit"]]
+
+
 def read_rows(rows: Iterable[Mapping[str, str]]) -> Measured:
     """Measurements among `rows` (mappings with shape, metric, value, unit); others are left out."""
     prefills: list[PrefillRow] = []

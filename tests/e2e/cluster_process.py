@@ -88,8 +88,8 @@ class ClusterProcess:
         return status
 
     def runtime_dir(self) -> Path:
-        marks = {path: (path / OWNER_FILE).read_text() for path in base_dir().glob(NAME_PREFIX + "*")}
-        return next(path for path, mark in marks.items() if mark.startswith(f"{self.pid} "))
+        owners = base_dir().glob(f"{NAME_PREFIX}*/{OWNER_FILE}")
+        return next(owner.parent for owner in owners if owner.read_text().startswith(f"{self.pid} "))
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)

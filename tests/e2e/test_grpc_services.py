@@ -22,7 +22,7 @@ def test_reflection_lists_the_public_service_and_describes_it(local_cluster: Clu
     assert "segue.v1.Inference" in {service.name for service in services.list_services_response.service}
     (encoded,) = described.file_descriptor_response.file_descriptor_proto
     file = descriptor_pb2.FileDescriptorProto.FromString(encoded)
-    assert {method.name for method in file.service[0].method} == {"Generate", "Cancel", "GetCluster"}
+    assert {method.name for method in file.service[0].method} == {"Generate", "Cancel", "GetCluster", "Explain"}
 
 
 @pytest.mark.parametrize("service", ["", "segue.v1.Inference"])

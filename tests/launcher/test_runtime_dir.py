@@ -68,3 +68,15 @@ def test_folders_that_are_not_ours_are_left_alone(base: Path) -> None:
     (base / "segue-notes").mkdir()
     assert sweep_stale_clusters() == []
     assert (base / "segue-notes").exists()
+
+
+def test_what_could_not_be_deleted_is_swept_later(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dying process wrote on while its folder was deleted."""
+    script = [sys.executable, "-c", KILLED_LAUNCHER, str(base)]
+    path = Path(subprocess.run(script, capture_output=True, text=True, check=False).stdout.strip())
+    with monkeypatch.context() as hindered:
+        hindered.setattr(runtime_dir.shutil, "rmtree", lambda folder, ignore_errors: None)
+        sweep_stale_clusters()
+    assert path.exists()
+    sweep_stale_clusters()
+    assert not path.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from segue.cost_model import DecodeRow, PrefillRow
-from segue.cost_rows import Measured, fit_rows, read_rows
+from segue.cost_rows import Measured, fit_rows, newest, read_rows
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -48,10 +48,15 @@ def test_rows_of_other_things_are_left_out(given: dict[str, str]) -> None:
 
 def test_a_fit_to_the_measured_gpu_engine_is_within_eleven_percent() -> None:
     with (RESULTS / "gpu_engine_h200.csv").open(newline="") as file:
-        fitted = fit_rows(read_rows(csv.DictReader(file)), kv_token_bytes=131_072)
+        fitted = fit_rows(read_rows(newest(list(csv.DictReader(file)))), kv_token_bytes=131_072)
     assert fitted.prefill_error_median < 0.06
     assert fitted.decode_error_median < 0.03
     assert max(fitted.prefill_error_max, fitted.decode_error_max) < 0.11
+
+
+def test_rows_of_older_code_are_left_out() -> None:
+    old, new = {"commit": "a1", "value": "1"}, {"commit": "b2", "value": "2"}
+    assert newest([old, new, new]) == [new, new]
 
 
 def test_too_few_rows_are_refused() -> None:
