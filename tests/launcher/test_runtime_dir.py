@@ -75,7 +75,7 @@ def test_what_could_not_be_deleted_is_swept_later(base: Path, monkeypatch: pytes
     script = [sys.executable, "-c", KILLED_LAUNCHER, str(base)]
     path = Path(subprocess.run(script, capture_output=True, text=True, check=False).stdout.strip())
     with monkeypatch.context() as hindered:
-        hindered.setattr(runtime_dir.shutil, "rmtree", lambda folder, ignore_errors: None)
+        hindered.setattr("shutil.rmtree", lambda folder, ignore_errors: None)
         sweep_stale_clusters()
     assert path.exists()
     sweep_stale_clusters()
