@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from bench_client import command as bench_command
-from launcher import client_commands, doctor, explain, memory_command, simulate
+from launcher import client_commands, doctor, explain, memory_command, plan, simulate
 from launcher.options import (
     check_model_path,
     cluster_config,
@@ -29,6 +29,7 @@ app = typer.Typer(
 client_commands.register(app)
 explain.register(app)
 simulate.register(app)
+plan.register(app)
 memory_command.register(app)
 bench_command.register(app)
 

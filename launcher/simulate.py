@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench_client.report import PLOTS_EXTRA, can_plot
+from launcher.simulate_inputs import check_writable, lower_tiers, policy_names, read_workload
 from launcher.simulate_view import comparison_table
 from launcher.source_commit import source_commit
 from segue.errors import ConfigError, SegueError
@@ -25,9 +27,7 @@ from simulator.hardware import Instance
 from simulator.policies import POLICIES
 from simulator.report import Slo, summarise
 from simulator.series import series_of
-from simulator.tiers import TierSpec
-from simulator.traces import read_trace
-from simulator.workload import Workload, sliced, sped_up, with_bursts_spread
+from simulator.workload import Workload, sped_up
 
 SWEEPS = {
     "rate": float,
@@ -103,10 +103,13 @@ def simulate(
         if trace is None:
             raise ConfigError("simulate: --trace FILE is needed (or --faults)")
         for out in (json_out, html_out):
-            _check_writable(out)
+            check_writable(out)
         if html_out is not None and not can_plot():
             raise ConfigError(f"--html: {PLOTS_EXTRA}")
-        workload = _workload(trace, trace_format, start, count, speedup, spread)
+        for option, value in (("--slo-ttft", slo_ttft), ("--slo-tpot", slo_tpot)):
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{option}: an objective must be positive, got {value:g}")
+        workload = read_workload(trace, trace_format, start, count, speedup, spread)
         instance = Instance(model=model, node=hardware, accelerators=accelerators, weights=weights, kv=kv)
         slo = Slo(ttft_us=slo_ttft * 1e6, tpot_us=slo_tpot * 1e3)
         spec = ClusterSpec(
@@ -116,7 +119,7 @@ def simulate(
             cost=instance.cost_model(),
             link=instance.network(),
             kv_tokens=kv_tokens or instance.kv_tokens_total(),
-            tiers=_tiers(instance, tiers),
+            tiers=lower_tiers(instance, tiers),
             block_size=block_size or max(16, workload.span_tokens),
             refuse_ttft_us=slo.ttft_us if refuse else float("inf"),
             refuse_tpot_us=slo.tpot_us if refuse else float("inf"),
@@ -126,7 +129,7 @@ def simulate(
         variants = _variants(spec, workload, sweep)
         for varied in variants:
             check_spec(varied.spec)
-        plans = list(itertools.product(_policies(policy), variants))
+        plans = list(itertools.product(policy_names(policy), variants))
     except (SegueError, ValueError) as error:
         console.print(f"segue: {error}", style="red", highlight=False)
         raise typer.Exit(2) from error
@@ -187,45 +190,6 @@ def _inject(console: Console, first: int, count: int) -> int:
         console.print(f"seed {failure.seed}: {failure.message}", style="red", highlight=False)
     console.print(f"{count - len(failures)} of {count} seeds kept every invariant", highlight=False)
     return 1 if failures else 0
-
-
-def _workload(trace: Path, kind: str, start: int, count: int, speedup: float, spread: bool) -> Workload:
-    workload = read_trace(trace, kind)
-    if start or count:
-        workload = sliced(workload, start=start, count=count or None)
-    if not workload.requests:
-        raise ConfigError(f"{trace}: no requests from {start} on")
-    if spread:
-        workload = with_bursts_spread(workload)
-    return workload if speedup == 1.0 else sped_up(workload, speedup)
-
-
-def _policies(names: str) -> list[str]:
-    chosen = [name.strip() for name in names.split(",")]
-    for name in chosen:
-        if name not in POLICIES:
-            raise ConfigError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
-    return chosen
-
-
-def _tiers(instance: Instance, listed: str) -> tuple[TierSpec, ...]:
-    tiers = []
-    for entry in filter(None, (part.strip() for part in listed.split(","))):
-        name, _, tokens = entry.partition("=")
-        if tokens and not tokens.isdecimal():
-            raise ConfigError(f"--tiers {entry!r}: NAME or NAME=TOKENS")
-        tiers.append(instance.tier(name, int(tokens or 0)))
-    return tuple(tiers)
-
-
-def _check_writable(out: Path | None) -> None:
-    """Before the simulation, so that an hour of it is not lost to a typing error."""
-    if out is None:
-        return
-    try:
-        out.touch()
-    except OSError as error:
-        raise ConfigError(f"{out}: {error.strerror or error}") from error
 
 
 def _in_words(instance: Instance, spec: ClusterSpec) -> str:

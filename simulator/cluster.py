@@ -93,6 +93,8 @@ def check_spec(spec: ClusterSpec) -> None:
         least = spec.block_size if field == "kv_tokens" else 1
         if getattr(spec, field) < least:
             raise ValueError(f"{field} must be at least {least}, got {getattr(spec, field)}")
+    if spec.view_delay_us < 0:
+        raise ValueError(f"view_delay_us must be at least 0, got {spec.view_delay_us}")
     for tier in spec.tiers:
         check_tier(tier, spec.block_size)
     if not 0.0 <= spec.noise < 1.0:

@@ -43,7 +43,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def kv_token_bytes(self, dtype: str = "bf16") -> int:
-        return self.layers * self.kv_width * DTYPE_BYTES[dtype]
+        """Raises ValueError for a type without a known size."""
+        return self.layers * self.kv_width * dtype_bytes(dtype)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +216,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def kv_tokens_total(self) -> int:
         """K/V tokens that fit beside the weights. Raises ValueError when the weights alone do not fit."""
         model, node = find_model(self.model), find_node(self.node)
-        room = node.memory_bytes * self.accelerators * self.memory_share - model.parameters * DTYPE_BYTES[self.weights]
+        room = node.memory_bytes * self.accelerators * self.memory_share - model.parameters * dtype_bytes(self.weights)
         if room <= 0:
             raise ValueError(
                 f"{self.model} in {self.weights} does not fit {self.accelerators} accelerators of {self.node}"
@@ -223,15 +224,17 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return int(room / model.kv_token_bytes(self.kv))
 
     def cost_model(self) -> CostModel:
-        """Raises ValueError for a weight type the node has no peak for."""
+        """Raises ValueError for more accelerators than the node has, and a weight type it has no peak for."""
         model, node = find_model(self.model), find_node(self.node)
+        if not 1 <= self.accelerators <= node.accelerators:
+            raise ValueError(f"{self.node} has 1 to {node.accelerators} accelerators, got {self.accelerators}")
         if self.weights not in node.flops:
             raise ValueError(f"{self.node} has no peak for {self.weights}; it has {', '.join(sorted(node.flops))}")
         flops_us = node.flops[self.weights] * self.accelerators * self.mfu / 1e6
         bytes_us = node.memory_bytes_s * self.accelerators * self.mbu / 1e6
         token_us = 2.0 * model.parameters_active / flops_us
         pair_us = 4.0 * model.layers * model.query_width / flops_us
-        weights_us = model.parameters * DTYPE_BYTES[self.weights] / bytes_us + STEP_OVERHEAD_US
+        weights_us = model.parameters * dtype_bytes(self.weights) / bytes_us + STEP_OVERHEAD_US
         kv_token_bytes = model.kv_token_bytes(self.kv)
         return CostModel(
             prefill=PrefillCost(base_us=STEP_OVERHEAD_US, token_us=token_us, pair_us=pair_us, floor_us=weights_us),
@@ -260,6 +263,13 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         share = self.accelerators / node.accelerators
         room = int(size_bytes * share / find_model(self.model).kv_token_bytes(self.kv))
         return TierSpec(name=name, tokens=tokens or room, bytes_per_us=bytes_s * share / 1e6)
+
+
+def dtype_bytes(name: str) -> int:
+    """Raises ValueError that lists what is known."""
+    if name not in DTYPE_BYTES:
+        raise ValueError(f"unknown type {name!r}; known: {', '.join(sorted(DTYPE_BYTES))}")
+    return DTYPE_BYTES[name]
 
 
 def find_model(name: str) -> ModelShape:
