@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from simulator.comparison import Run, highest_rates
+from simulator.comparison import Run, common_notes, highest_rates
 from simulator.report import RunSummary
 
 COLUMNS: dict[str, Callable[[RunSummary], str]] = {
@@ -35,7 +35,7 @@ WIDE_COLUMNS = 150
 def comparison_table(runs: Sequence[Run], width: int) -> Table:
     summaries = [run.summary for run in runs]
     first = summaries[0]
-    title = f"{first.workload} ({', '.join(first.notes) or 'as recorded'}), digest {first.digest}, seed {first.seed}"
+    title = f"{first.workload} ({common_notes(runs)}), digest {first.digest}, seed {first.seed}"
     caption = "highest rate with 90 % of offered requests in SLO: " + ", ".join(
         f"{name} {rate:.2f}/s" for name, rate in highest_rates(runs).items()
     )

@@ -41,6 +41,12 @@ def busiest(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.label == label]
 
 
+def common_notes(runs: Sequence[Run]) -> str:
+    """What was done to the workload of every run; what differs is the label of each."""
+    notes = [note for note in runs[0].summary.notes if all(note in run.summary.notes for run in runs)]
+    return ", ".join(notes) or "as recorded"
+
+
 def policies_of(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.summary.policy for run in runs))
 

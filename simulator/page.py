@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench_client.page import STYLE, escaped, image, tile
-from simulator.comparison import Circumstances, Run, busiest, highest_rates, policies_of
+from simulator.comparison import Circumstances, Run, busiest, common_notes, highest_rates, policies_of
 from simulator.figures import draw
 from simulator.report import RunSummary
 
@@ -56,6 +56,8 @@ ROWS: dict[str, dict[str, Callable[[RunSummary], str]]] = {
         "P busy": lambda one: f"{one.utilisation_prefill:.1%}",
         "D busy": lambda one: f"{one.utilisation_decode:.1%}",
         "correlation of the two": lambda one: f"{one.load_correlation:+.2f}",
+        "digest of the trace": lambda one: one.digest,
+        "seed": lambda one: f"{one.seed}",
         "seconds simulated": lambda one: f"{one.virtual_s:,.0f}",
     },
 }
@@ -73,10 +75,7 @@ def render_html(runs: Sequence[Run], about: Circumstances) -> str:
     return PAGE.format(
         style=STYLE,
         title=escaped(f"{first.workload}: {', '.join(policies_of(runs))}"),
-        under=escaped(
-            f"{about.cluster} · {', '.join(first.notes) or 'as recorded'} · trace {first.digest}, seed {first.seed} · "
-            f"Segue {about.version}, commit {about.commit}"
-        ),
+        under=escaped(f"{about.cluster} · {common_notes(runs)} · Segue {about.version}, commit {about.commit}"),
         tiles="".join(
             tile(f"{run.summary.policy} {run.label}".strip(), f"{run.summary.attainment:.1%}", _tile_note(run))
             for run in chosen

@@ -13,12 +13,16 @@ from typing import Any
 
 from segue.errors import SegueError
 from segue.limits import PROMPT_TOKENS_MAX
+from simulator.prompt_tokens import PRIVATE_IDS
 from simulator.workload import Workload, WorkloadRequest
 
 LINE_BYTES_MAX = 4 * 1024 * 1024
 """A million-token prompt has 65,536 ids of 16 tokens: well under a megabyte."""
 
 OUTPUT_TOKENS_MAX = PROMPT_TOKENS_MAX
+
+ARRIVAL_US_MAX = 10 * 365 * 86_400 * 1_000_000
+"""Ten years: what is later is another unit, or not a time."""
 
 Row = tuple[int, dict[str, Any]]
 """(line number, field -> value)."""
@@ -83,8 +87,8 @@ def _qwen_bailian(path: Path) -> Parsed:
 def _hashed(path: Path, line: int, row: dict[str, Any], *, span_tokens: int, unit_us: int) -> WorkloadRequest:
     prompt = _count(path, line, row, "input_length", PROMPT_TOKENS_MAX)
     ids = row.get("hash_ids", [])
-    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
-        raise TraceError(f"{path}, line {line}, hash_ids: not a list of whole numbers")
+    if not isinstance(ids, list) or not all(type(item) is int and 0 <= item < PRIVATE_IDS for item in ids):
+        raise TraceError(f"{path}, line {line}, hash_ids: not a list of whole numbers from 0 to {PRIVATE_IDS - 1}")
     if ids and len(ids) not in (prompt // span_tokens, -(-prompt // span_tokens)):
         message = f"{len(ids)} ids for {prompt} tokens in blocks of {span_tokens}"
         raise TraceError(f"{path}, line {line}, hash_ids: {message}")
@@ -155,6 +159,8 @@ def _checked(path: Path, rows: Parsed) -> Iterator[WorkloadRequest]:
         arrival_us = request.arrival_us - origin_us
         if arrival_us < previous_us:
             raise TraceError(f"{path}, line {line}, time: {(previous_us - arrival_us) / 1e6:g} s before the line above")
+        if arrival_us > ARRIVAL_US_MAX:
+            raise TraceError(f"{path}, line {line}, time: {arrival_us / 1e6:g} s after the first request")
         previous_us = arrival_us
         yield WorkloadRequest(
             arrival_us, request.tokens_prompt, max(request.tokens_output, 1), request.prefix_ids, request.group
