@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,3 +117,13 @@ def eventually_none_alive(processes: list[psutil.Process], seconds_max: float = 
     while (left := alive(processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
+
+
+def running(*options: str) -> Iterator[ClusterProcess]:
+    cluster = ClusterProcess([*options])
+    try:
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        status = cluster.close()
+    assert status == 0, cluster.output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster_process import ClusterProcess
+from cluster_process import ClusterProcess, running
 from toy_model import write_toy_model
 
 from launcher.demo_model import demo_model_path
@@ -23,16 +23,6 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def toy_reference(toy_folder: Path) -> torch.nn.Module:
     return write_toy_model(toy_folder)
-
-
-def running(*options: str) -> Iterator[ClusterProcess]:
-    cluster = ClusterProcess([*options])
-    try:
-        cluster.wait_ready()
-        yield cluster
-    finally:
-        status = cluster.close()
-    assert status == 0, cluster.output
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster_process import ClusterProcess
-from conftest import running
+from cluster_process import ClusterProcess, running
 from grpc_client import Generation, cluster_view, generate
 from toy_model import byte_tokenizer, worst_gap
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +19,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyCluster]:
     found = ToyCluster(tmp_path_factory.mktemp("toy"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For tests that look at Unix sockets: in a folder with a longer name an instance binds none."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

@@ -49,9 +49,9 @@ async def resized(cluster: ToyCluster, sizes: list[tuple[str, int]], report: Sto
     ],
 )
 async def test_pool_grows_and_shrinks_under_streams_and_none_fails_or_changes(
-    tmp_path: Path, sizes: list[tuple[str, int]]
+    short_path: Path, sizes: list[tuple[str, int]]
 ) -> None:
-    with toy_cluster(tmp_path, step_ms=5.0) as cluster:
+    with toy_cluster(short_path, step_ms=5.0) as cluster:
         report, calm = StormReport(), asyncio.Event()
         async with channel(cluster.grpc) as connection:
             stub = InferenceStub(connection)
@@ -66,7 +66,7 @@ async def test_pool_grows_and_shrinks_under_streams_and_none_fails_or_changes(
             assert sorted(one.name for one in (await view(stub)).instances) == ["decode-0", "prefill-0"]
         assert booked(cluster.http) == 0
         assert len(shared_memory_of(cluster.prefix)) == 1
-        assert len(list(tmp_path.glob("*-control"))) == 2, "sockets of instances that are gone"
+        assert len(list(short_path.glob("*-control"))) == 2, "sockets of instances that are gone"
     shape = f"{len(sizes)} changes of size, {STREAMS} streams"
     record(shape, "streams", float(report.streams), "")
     record(shape, "streams planned again", float(report.replanned), "")
