@@ -125,7 +125,7 @@ def _show(trials: Sequence[Trial], left_out: dict[int, str], slo: Slo, complete:
         f"digest {first.digest}{'' if complete else ' (part: ended early)'}"
     )
     for column in ("split", "in SLO %", "good/s", "TTFT p90 s", "TPOT p99 ms", "P/D busy %"):
-        table.add_column(column, justify="left" if column == "split" else "right")
+        table.add_column(column, justify="left" if column == "split" else "right", no_wrap=column == "split")
     for trial in order:
         one = trial.summary
         table.add_row(

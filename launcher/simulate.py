@@ -121,6 +121,7 @@ def simulate(
             kv_tokens=kv_tokens or instance.kv_tokens_total(),
             tiers=lower_tiers(instance, tiers),
             block_size=block_size or max(16, workload.span_tokens),
+            targets=slo.targets(),
             refuse_ttft_us=slo.ttft_us if refuse else float("inf"),
             refuse_tpot_us=slo.tpot_us if refuse else float("inf"),
             noise=noise,

@@ -7,15 +7,19 @@ equally loaded, and goes to the better neighbour until both are worse; beside it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
+from segue.manifest import Role
 from simulator.cluster import Cluster, ClusterSpec
+from simulator.cost_engine import CostEngine
 from simulator.hardware import Instance, find_node
 from simulator.report import RunSummary, Slo, summarise
 from simulator.series import load_over_time
+from simulator.worker import Worker
 from simulator.workload import Workload
 
 BATCH_ASSUMED = 32
@@ -46,6 +50,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     busy_prefill: float
     """Share of engine time while requests arrived; the summary's covers the time after the last one too."""
     busy_decode: float
+    prefilled_at_decode: float
+    """Share of the computed prompt tokens: a policy may let decode instances prefill, which stretches their steps."""
     reason: str
     """What keeps it from serving more."""
 
@@ -53,6 +59,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """More is better: the share of requests in the objectives; where that is equal, how far the slow tenth of
         first tokens and the slow hundredth of output times stay below theirs."""
         one = self.summary
+        if not one.completed:
+            return (0.0, -math.inf)
         worst = max(one.ttft_p90_s * 1e6 / slo.ttft_us, one.tpot_p99_ms * 1e3 / slo.tpot_us)
         return (round(one.attainment, 3), -worst)
 
@@ -136,21 +144,33 @@ def first_guess(instance: Instance, count: int, workload: Workload) -> int:
 
 
 def simulate_split(workload: Workload, instance: Instance, split: Split, slo: Slo, policy: str) -> Trial:
-    spec = ClusterSpec(
+    cluster = Cluster(split_spec(workload, instance, split, slo), workload, policy)
+    cluster.run()
+    summary = summarise(cluster, policy, slo)
+    busy_prefill, busy_decode = (_busy(cluster, side) for side in ("prefill", "decode"))
+    at_decode = _prefilled_at_decode(cluster)
+    reason = bottleneck(summary, slo, split, busy_prefill, busy_decode, at_decode)
+    return Trial(
+        split=split,
+        summary=summary,
+        busy_prefill=busy_prefill,
+        busy_decode=busy_decode,
+        prefilled_at_decode=at_decode,
+        reason=reason,
+    )
+
+
+def split_spec(workload: Workload, instance: Instance, split: Split, slo: Slo) -> ClusterSpec:
+    return ClusterSpec(
         prefill=split.prefill,
         decode=split.decode,
         aggregated=split.aggregated,
         cost=instance.cost_model(),
         link=instance.network(),
         kv_tokens=instance.kv_tokens_total(),
+        targets=slo.targets(),
         block_size=max(BLOCK_TOKENS_MIN, workload.span_tokens),
     )
-    cluster = Cluster(spec, workload, policy)
-    cluster.run()
-    summary = summarise(cluster, policy, slo)
-    busy_prefill, busy_decode = (_busy(cluster, side) for side in ("prefill", "decode"))
-    reason = bottleneck(summary, slo, split, busy_prefill, busy_decode)
-    return Trial(split=split, summary=summary, busy_prefill=busy_prefill, busy_decode=busy_decode, reason=reason)
 
 
 def _busy(cluster: Cluster, side: str) -> float:
@@ -159,9 +179,24 @@ def _busy(cluster: Cluster, side: str) -> float:
     return float(np.mean(bins[:arriving]))
 
 
-def bottleneck(summary: RunSummary, slo: Slo, split: Split, busy_prefill: float, busy_decode: float) -> str:
+def _prefilled_at_decode(cluster: Cluster) -> float:
+    decodes = [worker for worker in cluster.workers if worker.manifest.role is Role.DECODE]
+    total = max(sum(_tokens_computed(worker) for worker in cluster.workers), 1)
+    return sum(map(_tokens_computed, decodes)) / total
+
+
+def _tokens_computed(worker: Worker) -> int:
+    assert isinstance(worker.engine, CostEngine)
+    return worker.engine.tokens_computed
+
+
+def bottleneck(
+    summary: RunSummary, slo: Slo, split: Split, busy_prefill: float, busy_decode: float, at_decode: float
+) -> str:
     """What a client sees, and what saturates first. A decode engine is busy with one sequence as with a hundred: it is
     full when its steps take longer than the objective, or when requests wait although prefill instances do not work."""
+    if not summary.completed:
+        return f"no request was completed, {summary.rejected:,} were rejected"
     ttft_late = summary.ttft_p90_s * 1e6 > slo.ttft_us
     tpot_late = summary.tpot_p99_ms * 1e3 > slo.tpot_us
     seen = _seen(summary, slo, ttft_late, tpot_late)
@@ -173,7 +208,7 @@ def bottleneck(summary: RunSummary, slo: Slo, split: Split, busy_prefill: float,
     if busy_prefill >= BUSY:
         why.append("prefill saturates")
     if tpot_late:
-        why.append("decode saturates: its steps are too long")
+        why.append(f"decode saturates: its steps are too long, {at_decode:.0%} of prompt tokens are computed there")
     if waits:
         why.append("decode saturates: no room for more K/V")
     if summary.preemptions:

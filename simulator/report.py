@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from conductor.core.pricing import Targets
 from simulator.block_cache import BlockCache
 from simulator.cluster import Cluster
 from simulator.series import SIDES, load_over_time, tpot_us
@@ -24,6 +25,10 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     ttft_us: float = 2_000_000.0
     ttft_factor: float = 3.0
     tpot_us: float = 50_000.0
+
+    def targets(self) -> Targets:
+        """The same for a policy that weighs latencies."""
+        return Targets(ttft_us=self.ttft_us, ttft_factor=self.ttft_factor, tpot_us=self.tpot_us)
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class Worker:
         self.pool = pool
         self.engine = engine
         self.alive = True
-        self.busy_us: dict[int, int] = {}
+        self.busy_us: Counter[int] = Counter()
         """Engine time by bin of BUSY_BIN_US."""
         self.restart_asked = False
         self.tokens_brought: Counter[str] = Counter()
@@ -257,9 +257,8 @@ class Worker:
         now_us = self._parts.heap.now_us
         begin_us = now_us - elapsed_us
         while begin_us < now_us:
-            number = begin_us // BUSY_BIN_US
-            end_us = min(now_us, (number + 1) * BUSY_BIN_US)
-            self.busy_us[number] = self.busy_us.get(number, 0) + end_us - begin_us
+            end_us = min(now_us, (begin_us // BUSY_BIN_US + 1) * BUSY_BIN_US)
+            self.busy_us[begin_us // BUSY_BIN_US] += end_us - begin_us
             begin_us = end_us
 
     # -- pages

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 import simulator.planning
 from launcher.cli import app
 from simulator.hardware import Instance
-from simulator.planning import first_guess, instance_sizes, simulate_split
+from simulator.planning import Split, first_guess, instance_sizes, ranked, simulate_split
 from simulator.report import Slo
 from simulator.workload import Workload, WorkloadRequest
 
@@ -65,8 +65,22 @@ def test_the_search_leaves_a_guess_that_is_worse_than_its_neighbour(monkeypatch:
 )
 def test_the_reason_names_what_is_busy(workload: Workload, split: tuple[int, int], tpot_us: float, reason: str) -> None:
     slo = Slo(ttft_us=300_000.0, ttft_factor=0.0, tpot_us=tpot_us)
-    trial = simulate_split(workload, SMALL, simulator.planning.Split(1, *split), slo, "least-loaded")
+    trial = simulate_split(workload, SMALL, Split(1, *split), slo, "least-loaded")
     assert reason in trial.reason
+
+
+def test_the_policy_weighs_latencies_by_the_objectives_that_were_given() -> None:
+    slo = Slo(ttft_us=7e6, ttft_factor=0.0, tpot_us=20_000.0)
+    targets = simulator.planning.split_spec(steady(100, 5, 1_000), SMALL, Split(1, 1, 1), slo).targets
+    assert (targets.ttft_us, targets.ttft_factor, targets.tpot_us) == (7e6, 0.0, 20_000.0)
+
+
+def test_a_split_that_completes_nothing_comes_last_and_says_so() -> None:
+    workload, slo = steady(100, 5, 1_000), Slo()
+    useless = simulate_split(workload, SMALL, Split(1, 0, 0, 1), slo, "mooncake")
+    slow = simulate_split(workload, SMALL, Split(1, 1, 1), Slo(ttft_us=1.0, ttft_factor=0.0), "random")
+    assert useless.reason == "no request was completed, 40 were rejected"
+    assert ranked([useless, slow], slo) == [slow, useless]
 
 
 def test_an_instance_needs_room_for_weights_and_the_longest_request() -> None:
