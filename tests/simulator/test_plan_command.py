@@ -115,7 +115,7 @@ def test_what_was_tried_before_an_interruption_is_kept_and_marked(
         (["--gpus", "0"], "at least one accelerator"),
         (["--gpus", "4", "--slo", "speed=1"], "'speed=1' is not NAME=VALUE"),
         (["--gpus", "4", "--slo", "ttft=nan"], "not a number"),
-        (["--gpus", "4", "--slo", "ttft=0"], "nothing can meet"),
+        (["--gpus", "4", "--slo", "ttft=0"], "'ttft=0' "),
         (["--gpus", "4", "--model", "gpt"], "unknown model 'gpt'"),
         (["--gpus", "4", "--hardware", "abacus"], "unknown hardware 'abacus'"),
         (["--gpus", "1", "--weights", "bf16"], "does not fit 1 accelerators"),
