@@ -18,7 +18,7 @@ from segue.errors import ConfigError
 
 SCHEMA = "segue-bench/1"
 
-PLOTS_EXTRA = "plots need matplotlib: pip install 'segue[reports]'"
+PLOTS_EXTRA = "plots need matplotlib: pip install matplotlib"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,12 @@ class TenantLimiter:
     def is_active(self) -> bool:
         return bool(self._limits.requests_max or self._limits.tokens_per_minute)
 
+    def check_choices(self, choices: int) -> None:
+        """Raises InvalidField for a call with more choices, each one live request, than a tenant may ever have."""
+        most = self._limits.requests_max
+        if 0 < most < choices:
+            raise InvalidField("n", f"makes {choices} requests of this call, a tenant may have {most} at once")
+
     async def admit(self, tenant: str, tokens: int, field: str = "prompt") -> Ticket | None:
         """A place, and `tokens` of prompt charged. Raises Overloaded, or InvalidField for what could never fit."""
         if not self.is_active:

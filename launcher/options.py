@@ -73,20 +73,37 @@ def parse_bytes(text: str) -> int:
 
 
 SLO_KEYS = ("ttft", "tpot", "ttft_factor")
+SLO_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+SLO_S_MAX = {"ttft": 600.0, "tpot": 10.0}
+"""More is no objective but milliseconds without their unit."""
 
 WEIGHT_MIN = 1e-3
 """A tenant of weight 0 would never be served."""
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """`ttft=2,tpot=0.05` in seconds, each at will; `ttft_factor=0` makes TTFT strict. The result names options."""
+    """`ttft=2,tpot=50ms`, seconds without a unit; `ttft_factor=0` makes TTFT strict. The result names options."""
     given: dict[str, float] = {}
     for part in (part.strip() for part in text.split(",")):
         name, equals, value = part.partition("=")
         if name not in SLO_KEYS or not equals:
             raise ConfigError(f"--slo: {part!r} is not NAME=VALUE with NAME one of {', '.join(SLO_KEYS)}")
-        given[f"slo_{name}"] = _number("--slo", part, value, least=0.0)
+        if f"slo_{name}" in given:
+            raise ConfigError(f"--slo: {name} is given twice")
+        given[f"slo_{name}"] = _number("--slo", part, value, least=0.0) if name == "ttft_factor" else _bound_s(part)
     return given
+
+
+def _bound_s(part: str) -> float:
+    name, _, value = part.partition("=")
+    unit = value.lstrip("0123456789.")
+    number = value.removesuffix(unit) if unit in SLO_UNIT_S else value
+    seconds = _number("--slo", part, number, least=0.0) * SLO_UNIT_S.get(unit, 1.0)
+    if not 0 < seconds <= SLO_S_MAX[name]:
+        raise ConfigError(
+            f"--slo: {part!r} is {seconds:g} s: more than 0 and at most {SLO_S_MAX[name]:g} s; 50ms is 0.05"
+        )
+    return seconds
 
 
 def parse_weights(pairs: Sequence[str]) -> dict[str, float]:

@@ -36,6 +36,7 @@ class Choices:
         self, intake: Intake, model: UsableModel, call: Call, prompts: Sequence[CheckedRequest], n: int
     ) -> None:
         """All or none: an error of one ends those that were opened before."""
+        intake.check_choices(len(prompts) * n)
         single = len(prompts) * n == 1
         self._per_prompt = n
         try:

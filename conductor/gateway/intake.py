@@ -82,6 +82,10 @@ class Intake:
         seed = secrets.randbits(63)
         return validate(fields, prompt_ids, model.limits, seed_drawn=seed, max_tokens_default=max_tokens_default)
 
+    def check_choices(self, choices: int) -> None:
+        """Raises InvalidField when no free place of the tenant could ever hold so many."""
+        self._tenants.check_choices(choices)
+
     async def open(self, model: UsableModel, call: Call, checked: CheckedRequest, wake: asyncio.Event) -> LiveRequest:
         """Raises the RequestError with which the request ended at once."""
         self.table.check_id_free(call.request_id)

@@ -106,7 +106,25 @@ def test_objectives_and_weights_land_in_the_front() -> None:
     assert admission.tenant_weights == {"gold": 3.0, "a=b": 0.5}
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "latency=1", "tpot=-1", "ttft=inf", "ttft=nan"])
+def test_objectives_have_units() -> None:
+    assert parse_slo("ttft=2000ms,tpot=0.05s") == {"slo_ttft": 2.0, "slo_tpot": 0.05}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ttft",
+        "ttft=fast",
+        "latency=1",
+        "tpot=-1",
+        "ttft=inf",
+        "ttft=nan",
+        "ttft=0",
+        "ttft=1,ttft=2",
+        "tpot=50",
+        "ttft=ms",
+    ],
+)
 def test_what_is_no_objective_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--slo"):
         parse_slo(text)

@@ -111,10 +111,15 @@ async def test_requests_over_the_limit_are_told_the_resource_and_when_to_come_ba
 
 
 async def test_each_choice_of_a_call_takes_a_place_and_a_call_has_all_or_none(stack: AsyncExitStack) -> None:
-    served = await front(stack)
-    assert (await ask(served, "a", n=2)).status_code == 200
-    assert (await ask(served, "a", n=3)).status_code == 429
+    served = await front(stack, reply=hanging)
+    running = asyncio.create_task(generate(served, tenant="a"))
+    while not len(served.gateway.table):
+        await asyncio.sleep(0.005)
+    assert (await ask(served, "a", n=2)).status_code == 429
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await served.idle()
+    served.conductor.reply = saying("hello")
     assert (await ask(served, "a", n=2)).status_code == 200
 
 
@@ -142,6 +147,13 @@ async def test_a_prompt_that_no_minute_could_hold_is_the_callers_error(stack: As
     answer = await ask(served, "a", prompt=[65] * 11)
     assert answer.status_code == 400
     assert "has 11 tokens, a tenant may use 10 per minute" in answer.json()["error"]["message"]
+
+
+async def test_more_choices_than_places_are_the_callers_error(stack: AsyncExitStack) -> None:
+    served = await front(stack, TenantLimits(requests_max=3))
+    answer = await ask(served, "b", prompt=[65], n=4)
+    assert answer.status_code == 400
+    assert "makes 4 requests of this call, a tenant may have 3 at once" in answer.json()["error"]["message"]
 
 
 async def test_without_limits_nothing_is_counted(stack: AsyncExitStack) -> None:
