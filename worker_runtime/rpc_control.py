@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import grpc
 import msgspec
@@ -25,6 +26,7 @@ from segue.model_card import ModelCard
 from segue.worker_messages import Outcome
 from worker_runtime.backoff import Backoff
 from worker_runtime.events import Assigned, CancelRequested, Event, GatewayLost
+from worker_runtime.rpc_stream import converse
 
 log = logging.getLogger(__name__)
 
@@ -127,10 +129,11 @@ class ConductorLink:
         self._card_wanted = self._drain_told = False
         try:
             async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-                stream = worker_pb2_grpc.WorkerControlStub(channel).Attach(self._outgoing())
-                async for message in stream:
-                    if self._on_message(message):
-                        backoff.reset()
+                stub = worker_pb2_grpc.WorkerControlStub(channel)
+                async with aclosing(converse(stub.Attach, self._outgoing())) as stream:
+                    async for message in stream:
+                        if self._on_message(message):
+                            backoff.reset()
         finally:
             self._registered = False
 
@@ -172,7 +175,7 @@ class ConductorLink:
         self._something.set()
         self._on_registered(message.conductor or self.address, self.address)
 
-    async def _outgoing(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
+    async def _outgoing(self) -> AsyncGenerator[worker_pb2.WorkerMessage, None]:
         self._sent = self._taken = 0
         live_said = False
         yield worker_pb2.WorkerMessage(register=worker_pb2.Register(manifest=self._manifest))

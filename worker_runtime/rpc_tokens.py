@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import grpc
 from segue_proto.convert import cancel_from_pb, delta_to_pb, ref_to_pb
@@ -21,6 +22,7 @@ from segue.worker_messages import TokenDelta
 from worker_runtime.backoff import Backoff
 from worker_runtime.events import CancelRequested, Event, GatewayLost
 from worker_runtime.rpc_control import CHANNEL_OPTIONS
+from worker_runtime.rpc_stream import converse
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +85,12 @@ class GatewayLink:
         self._something.set()
         idle = asyncio.Event()
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            async for ack in worker_pb2_grpc.TokenLinkStub(channel).Push(self._outgoing(idle)):
-                backoff.reset()
-                self._away_since = None
-                self._on_ack(ack)
+            stub = worker_pb2_grpc.TokenLinkStub(channel)
+            async with aclosing(converse(stub.Push, self._outgoing(idle))) as acks:
+                async for ack in acks:
+                    backoff.reset()
+                    self._away_since = None
+                    self._on_ack(ack)
         return idle.is_set() and not self._queue
 
     def _on_ack(self, ack: worker_pb2.TokenAck) -> None:
@@ -99,7 +103,7 @@ class GatewayLink:
             cancel = cancel_from_pb(message)
             self._post(CancelRequested(AttemptRef(cancel.request_id, cancel.attempt), cancel.reason))
 
-    async def _outgoing(self, idle: asyncio.Event) -> AsyncIterator[worker_pb2.TokenBatch]:
+    async def _outgoing(self, idle: asyncio.Event) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
         while not self.is_lost:
             while self._sent < len(self._queue):
                 batch = self._queue[self._sent]

@@ -33,7 +33,7 @@ def recorded(
 ) -> Iterator[Recorded]:
     path = tmp_path_factory.mktemp("recording") / "conductor.rec"
     options = ["--model", str(toy_folder), "--local-processes", "--kv-memory", "64MiB", "--record", str(path)]
-    cluster = ClusterProcess([*options, "--slo", "ttft=30,tpot=20", "--tenant-weight", "gold=3"])
+    cluster = ClusterProcess([*options, "--slo", "ttft=30,tpot=10", "--tenant-weight", "gold=3"])
     try:
         cluster.wait_ready()
         with ThreadPoolExecutor(2) as pool:

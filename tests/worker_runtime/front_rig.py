@@ -47,6 +47,7 @@ class Front(worker_pb2_grpc.WorkerControlServicer, worker_pb2_grpc.TokenLinkServ
         self.outcomes: dict[AttemptRef, list[Outcome]] = defaultdict(list)
         self.deltas: dict[AttemptRef, list[TokenDelta]] = defaultdict(list)
         self.beats = 0
+        self.token_streams = 0
         self.cut_tokens_after: int | None = None
         """Break a token stream after this many batches, once."""
         self._changed = asyncio.Condition()
@@ -98,6 +99,7 @@ class Front(worker_pb2_grpc.WorkerControlServicer, worker_pb2_grpc.TokenLinkServ
 
     async def Push(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         batches = 0
+        await self._change(setattr, self, "token_streams", self.token_streams + 1)
         async for batch in requests:
             batches += 1
             for delta in map(convert.delta_from_pb, batch.deltas):

@@ -44,3 +44,24 @@ async def test_tokens_said_while_the_gateway_is_away_arrive_when_it_returns() ->
     await streams.close()
     await returned.close()
     assert events.empty()
+
+
+async def test_what_is_said_after_a_gateway_came_back_reaches_the_new_one() -> None:
+    """Not the writer of a broken stream, which has waited for the next batch ever since."""
+    front = Front()
+    await front.start()
+    address = front.address
+    streams = TokenStreams(REF, "prefill-0", 60.0, lambda event: None)
+    streams.push(address, [delta(0)])
+    async with asyncio.timeout(30):
+        while not streams.is_delivered:
+            await asyncio.sleep(0.01)
+    await front.close()
+    returned = Front()
+    await returned.start(address)
+    await returned.until(lambda: returned.token_streams == 1)
+    for position in range(3):
+        streams.push(address, [delta(position, "s")])
+        await returned.until(lambda end=position + 1: len(returned.deltas[AttemptRef("s", 1)]) == end)
+    await streams.close()
+    await returned.close()
