@@ -41,8 +41,8 @@ def importers(graph: grimp.ImportGraph, imported: str) -> set[str]:
 
 def test_layers_and_forbidden_imports_hold() -> None:
     """In a process of its own: its logging set-up silences the loggers that exist."""
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    command: list[str | Path] = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml"]
+    assert subprocess.run([*command, "--no-cache"], cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("imported", ["grpc", "segue_proto", "google"])
