@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 
-import numpy as np
 from result_rows import RESULTS, ResultFile
 
 from conductor.core.admission import Objectives
 from conductor.core.pricing import Targets
-from segue.manifest import Role
 from simulator.cluster import Cluster, ClusterSpec
-from simulator.event_heap import Rank
 from simulator.generators import Lengths
 from simulator.hardware import Instance
+from simulator.load_sampler import LoadSampler
 from simulator.report import Slo, summarise
 from simulator.workload import Workload, WorkloadRequest
 
@@ -32,7 +31,6 @@ PROMPT = Lengths(median=8_000, sigma=0.4, longest=60_000)
 OUTPUT = Lengths(median=250, sigma=0.4, longest=3_000)
 SLO = Slo(ttft_us=30e6, ttft_factor=3.0, tpot_us=36e3)
 PREFILL, DECODE = 12, 2
-SAMPLE_US = 1_000_000
 
 
 def square_wave(low: float, high: float, periods: int, seed: int) -> Workload:
@@ -64,45 +62,17 @@ def spec(policy: str, noise: float, seed: int) -> ClusterSpec:
     )
 
 
-class Sampler:
-    """P's and D's load once a virtual second."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.loads: list[tuple[float, float, float]] = []
-        """(time, seconds of prefill waiting for each P, mean step of the Ds in ms)."""
-        self._cluster = cluster
-        cluster.heap.push(0, Rank.TIMER, self._sample)
-
-    def _sample(self) -> None:
-        cost = self._cluster.spec.cost
-        waiting_us = steps_us = 0.0
-        for worker in self._cluster.workers:
-            load = worker.core.load()
-            if worker.manifest.role is Role.PREFILL:
-                waiting_us += load.tokens_queued * cost.prefill.token_us
-            else:
-                steps_us += cost.decode.us(load.running, load.tokens_running)
-        now_us = self._cluster.heap.now_us
-        self.loads.append((now_us / 1e6, waiting_us / PREFILL / 1e6, steps_us / DECODE / 1e3))
-        self._cluster.heap.push(now_us + SAMPLE_US, Rank.TIMER, self._sample)
-
-    def swing(self, until_s: float) -> tuple[float, float, float]:
-        """(deviation of P in s, of D in ms, correlation) in the settled part of the loaded halves."""
-        settled = [
-            (waiting_s, step_ms)
-            for at_s, waiting_s, step_ms in self.loads
-            if at_s < until_s and at_s % (2 * HALF_PERIOD_S) > HALF_PERIOD_S * (1 + 1 / 3)
-        ]
-        p, d = np.array(settled).T
-        return float(p.std()), float(d.std()), float(np.corrcoef(p, d)[0, 1])
+def settled(until_s: float) -> Callable[[float], bool]:
+    """Times in the loaded half of a period, after a third of it."""
+    return lambda at_s: at_s < until_s and at_s % (2 * HALF_PERIOD_S) > HALF_PERIOD_S * (1 + 1 / 3)
 
 
 def run(policy: str, workload: Workload, noise: float, seed: int, results: ResultFile) -> None:
     cluster = Cluster(spec(policy, noise, seed), workload, policy)
-    sampler = Sampler(cluster)
+    sampler = LoadSampler(cluster)
     cluster.run()
     figures = summarise(cluster, policy, SLO)
-    deviation_p_s, deviation_d_ms, correlation = sampler.swing(workload.duration_us / 1e6)
+    swing = sampler.swing(settled(workload.duration_us / 1e6))
     shape = f"{policy}, {workload.name}, noise {noise:g}"
     results.add(shape, "offered", str(figures.offered), "")
     results.add(shape, "rejected", figures.rejected / figures.offered, "share")
@@ -112,9 +82,9 @@ def run(policy: str, workload: Workload, noise: float, seed: int, results: Resul
     results.add(shape, "wasted prefill", figures.tokens_wasted / max(figures.tokens_prefilled, 1), "share")
     results.add(shape, "TTFT p99", figures.ttft_p99_s, "s")
     results.add(shape, "TPOT p99", figures.tpot_p99_ms, "ms")
-    results.add(shape, "deviation of P's queue", deviation_p_s, "s")
-    results.add(shape, "deviation of D's step", deviation_d_ms, "ms")
-    results.add(shape, "correlation of P and D", correlation, "")
+    results.add(shape, "deviation of P's queue", swing.waiting_s, "s")
+    results.add(shape, "deviation of D's step", swing.step_ms, "ms")
+    results.add(shape, "correlation of P and D", swing.correlation, "")
     for coverage in next(iter(cluster.conductors())).core.forecast.coverages():  # type: ignore[attr-defined]
         if policy == "segue" and coverage.coverage is not None:
             results.add(shape, f"p90 coverage of {coverage.kind}", coverage.coverage, "share")

@@ -126,11 +126,18 @@ class Stale(Attempt, frozen=True, array_like=True, tag="stale"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """Attempts with `target` that the sender has; leases of those, and only those, are renewed."""
+    """Attempts with `target` that the sender still has a use for; P's list renews the leases of those, and only those.
+
+    `said_us` is the sender's clock, `heard_us` the latest `said_us` of the target that had reached it: so a receiver
+    knows which of its own words the list takes into account, also where messages are lost, late or out of order. 0 is
+    none.
+    """
 
     source: InstanceRef
     target: InstanceRef
     live: list[AttemptRef]
+    said_us: int = 0
+    heard_us: int = 0
 
 
 AttemptMessage = (

@@ -47,6 +47,12 @@ class LinkRefused(msgspec.Struct, frozen=True, tag="no_link"):
     reason: str
 
 
+class LinkRestored(msgspec.Struct, frozen=True, tag="link_again"):
+    """The connection to the peer broke and was made anew: messages either way may have been lost."""
+
+    peer: InstanceRef
+
+
 class PeerGone(msgspec.Struct, frozen=True, tag="gone"):
     """The peer's process has ended: nothing of it can write any more."""
 
@@ -95,6 +101,7 @@ Event = (
     | PeerMessage
     | LinkReady
     | LinkRefused
+    | LinkRestored
     | PeerGone
     | PlanFinished
     | PagesMoved

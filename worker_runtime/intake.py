@@ -29,16 +29,18 @@ class Strangers:
     """Answers messages about attempts that have ended, never came, or belong to another incarnation.
 
     Stale tells the sender to let go: this instance has nothing of the attempt and writes nothing for it. An Abort of an
-    unknown attempt is confirmed and remembered, so that an Assign that comes later does not start it.
+    unknown attempt is confirmed and remembered, so that an Assign that comes later does not start it. Only messages of
+    the `expected` kinds need a Stale.
     """
 
-    def __init__(self, ref: InstanceRef, tombstones: Tombstones, out: Outbox) -> None:
+    def __init__(self, ref: InstanceRef, tombstones: Tombstones, out: Outbox, expected: tuple[type, ...]) -> None:
         self._ref = ref
+        self._expected = expected
         self._tombstones = tombstones
         self._out = out
 
-    def answer(self, message: wire.AttemptMessage, now_us: int, *, known: bool, expected: tuple[type, ...]) -> None:
-        """`known`: the attempt is here, with another peer. Only messages of the `expected` kinds need a Stale."""
+    def answer(self, message: wire.AttemptMessage, now_us: int, *, known: bool) -> None:
+        """`known`: the attempt is here, with another peer."""
         end = (message.request_id, message.attempt, self._ref, message.source)
         if message.target != self._ref:
             if not isinstance(message, wire.Stale | wire.AbortAck):
@@ -46,6 +48,6 @@ class Strangers:
         elif isinstance(message, wire.Abort) and not known:
             self._tombstones.bury(message.key, message.reason, now_us)
             self._out.add(SendPeer(wire.AbortAck(*end)))
-        elif isinstance(message, expected):
+        elif isinstance(message, self._expected):
             reason = self._tombstones.reason(message.key, now_us)
             self._out.add(SendPeer(wire.Stale(*end, reason or "unknown attempt")))

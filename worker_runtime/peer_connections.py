@@ -16,7 +16,7 @@ from segue.handoff_messages import ControlMessage, Hello
 from segue.ids import InstanceRef
 from segue.manifest import InstanceManifest, pairing_refusal
 from segue.worker_messages import Peer
-from worker_runtime.events import Event, LinkReady, LinkRefused, PeerGone, PeerMessage
+from worker_runtime.events import Event, LinkReady, LinkRefused, LinkRestored, PeerGone, PeerMessage
 
 HELLO_REPEAT_S = 0.25
 HELLO_TIMEOUT_S = 10.0
@@ -31,7 +31,7 @@ class PeerConnections:
         self._mover = mover
         self._post = post
         self._process = this_process()
-        self.channel = ControlChannel(ref, self.on_message)
+        self.channel = ControlChannel(ref, self.on_message, lambda peer: post(LinkRestored(peer)))
         self.manifest: InstanceManifest | None = None
         """Set once the control address is known, before anything is dialled or answered."""
         self._dialling: dict[InstanceRef, asyncio.Task[None]] = {}

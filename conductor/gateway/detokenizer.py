@@ -24,18 +24,25 @@ class Detokenizer(Protocol):
 
 
 class ByteLevelDetokenizer:
-    """Concatenates token bytes and decodes UTF-8 incrementally (replacement per maximal subpart, as in Rust)."""
+    """Concatenates token bytes and decodes UTF-8 incrementally (replacement per maximal subpart, as in Rust).
+
+    Most tokens are whole characters after whole characters: their text is known, and no decoder is asked."""
 
     def __init__(self, pieces: TokenPieces, *, skip_special_tokens: bool) -> None:
         self._pieces = pieces
         self._skip_special = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside_character = False
 
     def feed(self, token_id: int) -> str:
         piece = self._pieces[token_id]
         if piece is None or (self._skip_special and piece.special):
             return ""
-        return self._utf8.decode(piece.data)
+        if piece.text is not None and not self._is_inside_character:
+            return piece.text
+        text = self._utf8.decode(piece.data)
+        self._is_inside_character = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

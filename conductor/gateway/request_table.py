@@ -111,7 +111,7 @@ class RequestTable:
     def stop(self, live: LiveRequest, error: RequestError) -> None:
         """End a request from outside; without effect when it has ended already."""
         if live.end is None:
-            self._step(live, Stopped(error))
+            self._step(live, (Stopped(error),))
 
     def cancel(self, request_id: str) -> bool:
         wire_id = self._wire_ids.get(request_id)
@@ -150,32 +150,36 @@ class RequestTable:
             return CancelAttempt(
                 request_id=received.request_id, attempt=received.attempt, reason=f"attempt {attempt} replaced it"
             )
-        self._step(live, received)
+        self._step(live, (received,))
         return None
 
     def _notify(self, request_id: str, event: Event) -> None:
         live = self._live.get(request_id)
         if live is not None:
-            self._step(live, event)
+            self._step(live, (event,))
 
-    def _step(self, live: LiveRequest, *events: Event) -> None:
+    def _step(self, live: LiveRequest, events: Sequence[Event]) -> None:
         now_us = self.now_us()
         for decision in self._decide(live, now_us, events):
             match decision:
                 case Emit():
-                    since_us = now_us - live.emitted_us if live.emitted_us else None
-                    self._metrics.tokens.emitted(live.session.spec.model, len(decision.token_ids), since_us)
-                    if decision.token_ids:
-                        live.emitted_us = now_us
-                    if live.ticket is not None:
-                        live.ticket.uncharged += len(decision.token_ids)
-                    live.put(decision)
-                    live.wake.set()
+                    self._emit(live, now_us, decision)
                 case Replan():
                     self._plan_again(live, decision)
                 case End():
                     self._finish(live, decision)
         self._arm(live)
+
+    def _emit(self, live: LiveRequest, now_us: int, emit: Emit) -> None:
+        tokens = len(emit.token_ids)
+        since_us = now_us - live.emitted_us if live.emitted_us else None
+        self._metrics.tokens.emitted(live.session.spec.model, tokens, since_us)
+        if tokens:
+            live.emitted_us = now_us
+        if live.ticket is not None:
+            live.ticket.uncharged += tokens
+        live.put(emit)
+        live.wake.set()
 
     def _decide(self, live: LiveRequest, now_us: int, events: Sequence[Event]) -> list[Decision]:
         """A broken invariant ends this request alone: the caller may be in the middle of a batch of others."""
@@ -187,17 +191,17 @@ class RequestTable:
     def _submit(self, live: LiveRequest) -> None:
         session = live.session
         attempt = session.attempt
-        self._step(live, Submitted(attempt))
+        self._step(live, (Submitted(attempt),))
         if live.end is not None:
             return
         try:
             self._conductor.submit(self._routed(live), self)
         except RequestError as error:
-            self._step(live, Rejected(attempt, error))
+            self._step(live, (Rejected(attempt, error),))
         except Exception as error:
             fault = InternalError(f"attempt {attempt} could not be submitted: {error!r}")
             fault.__cause__ = error
-            self._step(live, Stopped(fault))
+            self._step(live, (Stopped(fault),))
 
     def _routed(self, live: LiveRequest) -> RoutedRequest:
         """A prompt that has to be scored is computed as a whole: nobody's cache makes its prefill shorter."""
@@ -253,4 +257,4 @@ class RequestTable:
     def _timer(self, live: LiveRequest) -> None:
         live.timer = None
         if live.end is None:
-            self._step(live)
+            self._step(live, ())

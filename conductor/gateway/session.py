@@ -106,9 +106,11 @@ class Session:
         """When `step` must be called even without an event."""
         if self.state is State.ENDED:
             return None
-        gap_us = None if self._gap_since_us is None else self._gap_since_us + GAP_US_MAX
-        times = [at for at in (self.spec.deadline_us or None, gap_us) if at is not None]
-        return min(times, default=None)
+        deadline_us = self.spec.deadline_us or None
+        if self._gap_since_us is None:
+            return deadline_us
+        gap_us = self._gap_since_us + GAP_US_MAX
+        return gap_us if deadline_us is None else min(deadline_us, gap_us)
 
     def step(self, now_us: int, events: Sequence[Event]) -> list[Decision]:
         decisions: list[Decision] = []
@@ -174,9 +176,10 @@ class Session:
             self.stale += 1
             return []
         if received.token_ids:
-            self._move(State.STREAMING)
+            if self.state is not State.STREAMING:
+                self._move(State.STREAMING)
             self._note_source(now_us, received)
-        scores, fault = self._take_scores(received)
+        scores, fault = ([], "") if self._scores_told else self._take_scores(received)
         if fault or (self.spec.prompt_only and received.token_ids):
             return scores + (self._fail(now_us, fault) if fault else self._end(now_us, End("length")))
         wanted = self.spec.sampling.logprobs is not None
@@ -189,7 +192,7 @@ class Session:
 
     def _take_scores(self, received: ReceivedTokens) -> tuple[list[Decision], str]:
         """(what to tell of the prompt, what is wrong). Scores come before the first token, from the same instance."""
-        if self._scores is None or self._scores_told:
+        if self._scores is None:
             return [], ""
         if received.scores is not None and (fault := self._scores.add(received.scores)):
             return [], f"{received.instance}: {fault}"
@@ -203,23 +206,23 @@ class Session:
 
     def _advance(self, now_us: int) -> list[Decision]:
         """Hand on every token that is ready; end where the request ends."""
+        log, stream, tokens_max = self._log, self._text, self.spec.sampling.max_tokens
         tokens: list[int] = []
         logprobs: list[TokenLogprobs] = []
-        text = ""
-        reason = ""
-        for token_id, logprob in self._log.ready():
+        text = reason = ""
+        while not reason and (entry := log.take()) is not None:
+            token_id, logprob = entry
             tokens.append(token_id)
             if logprob is not None:
                 logprobs.append(logprob)
-            reported = self._reported_end()
+            reported = self._finish is not None and self._reported_end()
             if reported != "stop":
-                text += self._text.feed(token_id)
-            reason = "stop" if self._text.stopped or reported == "stop" else ""
-            if not reason and len(self._log.generated) >= self.spec.sampling.max_tokens:
+                text += stream.feed(token_id)
+            if stream.stopped or reported == "stop":
+                reason = "stop"
+            elif len(log.generated) >= tokens_max:
                 reason = "length"
-            if reason:
-                break
-        self._gap_since_us = None if reason or not self._log.has_gap else (self._gap_since_us or now_us)
+        self._gap_since_us = None if reason or not log.has_gap else (self._gap_since_us or now_us)
         return self._conclude(now_us, tokens, text, logprobs, reason or self._reported_end())
 
     def _reported_end(self) -> str:
@@ -237,9 +240,11 @@ class Session:
         decisions: list[Decision] = []
         if tokens or text:
             decisions.append(Emit(tokens, text, logprobs if self.spec.sampling.logprobs is not None else None))
+        if not reason:
+            return decisions
         if reason in ("stop", "length"):
             decisions += self._end(now_us, End(reason))
-        elif reason and self._finish is not None:
+        elif self._finish is not None:
             report = self._finish[1]
             failure = f"{report.instance} reported {reason}: {report.error or 'no reason given'}"
             decisions += self._fail(now_us, failure) if reason == "error" else self._failed(now_us, failure)

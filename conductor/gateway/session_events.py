@@ -60,7 +60,7 @@ class Stopped(msgspec.Struct, frozen=True):
 Event = Submitted | Placed | AttemptFailed | Rejected | HandoffComplete | Stopped | ReceivedTokens
 
 
-class Emit(msgspec.Struct, frozen=True):
+class Emit(msgspec.Struct, frozen=True, gc=False):
     """New tokens and the text that became certain; `logprobs`, when asked for, has one entry for each token. `scores`,
     when asked for, come once, before the first token: all prompt tokens but the first."""
 

@@ -13,21 +13,28 @@ class TextStream:
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], *, tokens_free: int = 0) -> None:
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops) if stops else None
         self._tokens_free = tokens_free
-
-    @property
-    def stopped(self) -> bool:
-        return self._matcher.matched is not None
+        self.stopped = False
 
     def feed(self, token_id: int) -> str:
         text = self._detokenizer.feed(token_id)
+        if self._matcher is None:
+            return text
         if self._tokens_free:
             self._tokens_free -= 1
             return text
-        return self._matcher.feed(text)
+        return self._match(self._matcher, text)
 
     def flush(self) -> str:
         """End of the tokens. The text that becomes certain here may still hold a stop string."""
-        text = self._matcher.feed(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        if self._matcher is None:
+            return text
+        text = self._match(self._matcher, text)
         return text if self.stopped else text + self._matcher.flush()
+
+    def _match(self, matcher: StopMatcher, text: str) -> str:
+        shown = matcher.feed(text)
+        self.stopped = matcher.matched is not None
+        return shown

@@ -6,7 +6,7 @@ waits here. A replay after a reconnect repeats positions: they are dropped. So e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from segue.plan import TokenLogprobs
 
@@ -18,34 +18,33 @@ class TokenLog:
 
     def __init__(self, tokens_prompt: int, position_end: int) -> None:
         self.generated: list[int] = []
-        self._tokens_prompt = tokens_prompt
+        self.position_next = tokens_prompt
+        """Of the token to be handed on next; read only."""
         self._position_end = position_end
         self._waiting: dict[int, Entry] = {}
         self.duplicates = 0
 
     @property
-    def position_next(self) -> int:
-        return self._tokens_prompt + len(self.generated)
-
-    @property
     def has_gap(self) -> bool:
-        """Later tokens are here, the next one is not (read between, not during, calls of `ready`)."""
+        """Later tokens are here, the next one is not (once `take` has given None)."""
         return bool(self._waiting)
 
     def add(self, position: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """Positions outside of the request's range are dropped like duplicates."""
-        for offset, token_id in enumerate(token_ids):
-            at = position + offset
-            if self.position_next <= at < self._position_end and at not in self._waiting:
-                self._waiting[at] = (token_id, None if logprobs is None else logprobs[offset])
+        waiting, least, end = self._waiting, self.position_next, self._position_end
+        for at, token_id in enumerate(token_ids, position):
+            if least <= at < end and at not in waiting:
+                waiting[at] = (token_id, None if logprobs is None else logprobs[at - position])
             else:
                 self.duplicates += 1
 
-    def ready(self) -> Iterator[Entry]:
-        """Take tokens in order, as far as there is no gap; a token is generated once it has been taken."""
-        while (entry := self._waiting.pop(self.position_next, None)) is not None:
+    def take(self) -> Entry | None:
+        """The next token in order, None where there is a gap; a token is generated once it has been taken."""
+        entry = self._waiting.pop(self.position_next, None)
+        if entry is not None:
+            self.position_next += 1
             self.generated.append(entry[0])
-            yield entry
+        return entry
 
     def drop_waiting(self) -> None:
         """A new attempt samples anew whatever was not handed on."""

@@ -31,7 +31,7 @@ class DecoderRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """`text` is None for a token that is part of a byte sequence: then `data` alone counts."""
+    """`text` is None for a token that may be part of a byte sequence: then `data` alone counts."""
 
     data: bytes
     text: str | None
@@ -103,7 +103,8 @@ class TokenPieces:
             return None
         special = token in self._special
         if self.rules.byte_level:
-            return Piece(_byte_level_data(token), None, special)
+            data = _byte_level_data(token)
+            return Piece(data, _whole_text(data), special)
         for old, new in self.rules.replaces:
             token = token.replace(old, new)
         byte = _fallback_byte(token) if self.rules.byte_fallback else None
@@ -118,6 +119,14 @@ def _byte_level_data(token: str) -> bytes:
         return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:
         return token.encode()
+
+
+def _whole_text(data: bytes) -> str | None:
+    """What the bytes say by themselves, if no character of them is cut."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _fallback_byte(token: str) -> int | None:

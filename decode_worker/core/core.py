@@ -25,7 +25,7 @@ from segue import handoff_messages as wire
 from segue.batch_planner import BatchPlanner, SeqUpdate
 from segue.block_pool import BlockPool
 from segue.handoff import DecodeEvent, DecodeState, HandoffTiming, Tombstones
-from segue.handoff_links import PeerLinks
+from segue.handoff_links import PeerLinks, let_go
 from segue.ids import AttemptRef, InstanceRef
 from segue.worker_messages import OutcomeKind
 from worker_runtime import events as ev
@@ -33,6 +33,7 @@ from worker_runtime.intake import Strangers, refusal_of
 from worker_runtime.outbox import Outbox
 
 _LENT = (DecodeState.GRANTED, DecodeState.RECEIVING)
+_ANSWERED = (wire.GrantRequest, wire.PagesSent, wire.PrefillDone, wire.DoneAtP)
 
 
 class DecodeCore:
@@ -48,7 +49,7 @@ class DecodeCore:
         self._early = EarlyRequests(timing.lease_us)
         self._links = PeerLinks(timing)
         self._tombstones = Tombstones(timing.lease_us)
-        self._strangers = Strangers(ref, self._tombstones, self._out)
+        self._strangers = Strangers(ref, self._tombstones, self._out, _ANSWERED)
         self._emission = Emission()
         self._draining = False
         self._seqs = itertools.count(1)
@@ -230,20 +231,28 @@ class DecodeCore:
             self._early.keep(message, self._now_us)
             return
         self.stale[type(message).__name__] += 1
-        expected = (wire.GrantRequest, wire.PagesSent, wire.PrefillDone, wire.DoneAtP)
-        self._strangers.answer(message, self._now_us, known=known, expected=expected)
+        self._strangers.answer(message, self._now_us, known=known)
 
     def _on_heartbeat(self, message: wire.Heartbeat) -> None:
-        mentioned = 0
+        """P's list renews leases, and shows what P has let go without our hearing of it. It is answered at once."""
+        if message.target != self.ref:
+            return
         for key in message.live:
             attempt = self._attempts.get(key)
-            if attempt is not None and attempt.peer == message.source:
+            if attempt is None or attempt.peer != message.source:
+                self.stale["Heartbeat entry"] += 1
+            else:
                 attempt.lease_until_us = self._now_us + self._timing.lease_us
-                mentioned += 1
-        live = [attempt.key for attempt in self._of_peer(message.source)]
-        if message.target == self.ref:
-            self._out.add(ev.SendPeer(wire.Heartbeat(self.ref, message.source, live)))
-        self.stale["Heartbeat entry"] += len(message.live) - mentioned
+        self._links.heard_beat(message)
+        asked = {attempt.key: attempt.asked_us for attempt in self._of_peer(message.source)}
+        for key in let_go(message, asked):
+            self._stopped(self._attempts[key], "prefill instance has let it go")
+        self._beat(message.source)
+
+    def _beat(self, peer: InstanceRef) -> None:
+        """Name what P should go on with: not what only waits for its last write."""
+        live = [attempt.key for attempt in self._of_peer(peer) if attempt.state not in ENDING]
+        self._out.add(ev.SendPeer(self._links.beat(self.ref, peer, live, self._now_us)))
 
     def _on_grant_request(self, attempt: DecodeAttempt, _: wire.GrantRequest) -> None:
         if attempt.state is DecodeState.BOOKED:
@@ -286,27 +295,26 @@ class DecodeCore:
         self._out.report(attempt, OutcomeKind.HANDOFF_COMPLETE)
 
     def _on_done_at_p(self, attempt: DecodeAttempt, message: wire.DoneAtP) -> None:
-        if attempt.state in (*_LENT, DecodeState.BOOKED):
-            self._lender.give_back(attempt)
-            self._end(attempt, DecodeEvent.END, f"done at prefill: {message.finish}")
-        else:
-            self._on_no_more_writes(attempt, message)
+        self._stopped(attempt, f"done at prefill: {message.finish}", is_failure=False)
 
     def _on_abort(self, attempt: DecodeAttempt, message: wire.Abort) -> None:
         self._out.say(attempt, wire.AbortAck)
         self._on_no_more_writes(attempt, message)
 
     def _on_no_more_writes(self, attempt: DecodeAttempt, message: Any) -> None:
+        self._stopped(attempt, getattr(message, "reason", "prefill instance stopped"))
+
+    def _stopped(self, attempt: DecodeAttempt, reason: str, *, is_failure: bool = True) -> None:
         """P has stopped and nothing of it can land any more."""
         if attempt.state in ENDING:
             self._recover(attempt)
         elif attempt.state in (*_LENT, DecodeState.BOOKED):
-            reason = getattr(message, "reason", "prefill instance stopped")
             self._lender.give_back(attempt)
-            self._out.report(attempt, OutcomeKind.FAILED, reason)
+            if is_failure:
+                self._out.report(attempt, OutcomeKind.FAILED, reason)
             self._end(attempt, DecodeEvent.END, reason)
         else:
-            self.stale[type(message).__name__] += 1
+            self.stale["end of writes"] += 1
 
     # -- granting
 
@@ -372,11 +380,10 @@ class DecodeCore:
 
     def _run_timers(self) -> None:
         for peer in self._links.take_due_beats(self._now_us):
-            live = [attempt.key for attempt in self._of_peer(peer)]
-            if live:
-                self._out.add(ev.SendPeer(wire.Heartbeat(self.ref, peer, live)))
+            if self._of_peer(peer):
+                self._beat(peer)
         for message in self._early.expire(self._now_us):
-            self._strangers.answer(message, self._now_us, known=False, expected=(wire.GrantRequest,))
+            self._strangers.answer(message, self._now_us, known=False)
         for attempt in list(self._attempts.values()):
             if attempt.state in ENDING:
                 self._lender.chase(attempt, self._now_us)

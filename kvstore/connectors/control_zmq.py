@@ -4,6 +4,9 @@ One ZeroMQ message is one msgpack record (`segue.handoff_messages`), and a DEALE
 speaks, so a source cannot be forged by accident and an answer reaches exactly the process that asked. Everything is
 best effort: a full queue or an unknown peer drops the message and counts it; the cores repeat what matters.
 
+A connection that breaks is made anew without a word, and what was on its way is lost. A DEALER's monitor shows it: each
+handshake after the first is told to `on_restored`.
+
 ZeroMQ's file descriptor is edge-triggered, and sending may consume the edge of a waiting message. So every wake-up
 drains until nothing is left, and every send schedules one more look.
 """
@@ -35,6 +38,7 @@ RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1000
 
 OnMessage = Callable[[ControlMessage], None]
+OnRestored = Callable[[InstanceRef], None]
 
 
 def routing_id(ref: InstanceRef) -> bytes:
@@ -48,12 +52,16 @@ class UnreachableAddress(SegueError):
 class ControlChannel:
     """All control sockets of one instance. Belongs to the asyncio loop that calls `start`."""
 
-    def __init__(self, ref: InstanceRef, on_message: OnMessage) -> None:
+    def __init__(self, ref: InstanceRef, on_message: OnMessage, on_restored: OnRestored = lambda peer: None) -> None:
         self._ref = ref
         self._on_message = on_message
+        self._on_restored = on_restored
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[InstanceRef, zmq.Socket[bytes]] = {}
+        self._monitors: dict[InstanceRef, zmq.Socket[bytes]] = {}
+        self._connected: set[InstanceRef] = set()
+        """Peers dialled that have answered once."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.dropped: Counter[str] = Counter()
         """Messages not sent or not understood, by reason."""
@@ -84,10 +92,16 @@ class ControlChannel:
             raise UnreachableAddress(f"{address!r}: {error.strerror}") from error
         self._dealers[peer] = socket
         self._watch(socket)
+        monitor = self._monitors[peer] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._look_at(monitor, self._note_connections, peer, monitor)
 
     def hang_up(self, peer: InstanceRef) -> None:
         socket = self._dealers.pop(peer, None)
         if socket is not None:
+            monitor = self._monitors.pop(peer)
+            self._connected.discard(peer)
+            socket.disable_monitor()
+            self._unwatch(monitor)
             self._unwatch(socket)
 
     def send(self, message: ControlMessage, peer: InstanceRef) -> bool:
@@ -132,9 +146,13 @@ class ControlChannel:
         return socket
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
+        self._look_at(socket, self._drain, socket)
+
+    def _look_at(self, socket: zmq.Socket[bytes], look: Callable[..., None], *arguments: object) -> None:
+        """Now, and whenever something has come."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(socket.fileno(), self._drain, socket)
-        self._look_again(socket)
+        self._loop.add_reader(socket.fileno(), look, *arguments)
+        self._loop.call_soon(look, *arguments)
 
     def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
         assert self._loop is not None
@@ -148,6 +166,13 @@ class ControlChannel:
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         while not socket.closed and socket.poll(0, zmq.POLLIN):
             self._receive(socket.recv_multipart(zmq.NOBLOCK))
+
+    def _note_connections(self, peer: InstanceRef, monitor: zmq.Socket[bytes]) -> None:
+        while not monitor.closed and monitor.poll(0, zmq.POLLIN):
+            monitor.recv_multipart(zmq.NOBLOCK)
+            if peer in self._connected:
+                self._on_restored(peer)
+            self._connected.add(peer)
 
     def _receive(self, frames: list[bytes]) -> None:
         """One message: [routing id, record] at a ROUTER, [record] at a DEALER."""

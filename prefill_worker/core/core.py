@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prefill_worker.core.asking import next_to_ask, tokens_uncached
+from prefill_worker.core.asking import AskingTurn, tokens_uncached
 from prefill_worker.core.attempt import PrefillAttempt, first_delta
 from prefill_worker.core.sending import PageSender
 from segue import handoff_messages as wire
@@ -24,7 +24,7 @@ from segue.batch_planner import BatchPlanner, SeqUpdate
 from segue.block_pool import BlockPool
 from segue.errors import RequestError
 from segue.handoff import PREFILL_FINAL, HandoffTiming, PrefillEvent, PrefillState, Tombstones, holder_share_us
-from segue.handoff_links import PeerLinks
+from segue.handoff_links import PeerLinks, let_go
 from segue.ids import AttemptRef, InstanceRef
 from segue.worker_messages import OutcomeKind
 from worker_runtime import events as ev
@@ -54,7 +54,7 @@ class PrefillCore:
         self._sender = PageSender(pool)
         self._links = PeerLinks(timing)
         self._tombstones = Tombstones(timing.lease_us)
-        self._strangers = Strangers(ref, self._tombstones, self._out)
+        self._strangers = Strangers(ref, self._tombstones, self._out, (wire.Grant,))
         self._draining = False
         self._seqs = itertools.count(1)
         self._now_us = 0
@@ -66,6 +66,7 @@ class PrefillCore:
             ev.PeerMessage: self._on_peer_message,
             ev.LinkReady: self._on_link_ready,
             ev.LinkRefused: self._on_link_refused,
+            ev.LinkRestored: lambda event: self._links.restored(event.peer, self._now_us),
             ev.PeerGone: self._on_peer_gone,
             ev.PlanFinished: self._on_plan_finished,
             ev.PagesMoved: self._on_pages_moved,
@@ -192,15 +193,24 @@ class PrefillCore:
         message = event.message
         self._links.heard(message.source, self._now_us)
         if isinstance(message, wire.Heartbeat):
+            self._on_heartbeat(message)
             return
         attempt = self._attempts.get(message.key)
         handler = self._messages.get(type(message))
         if attempt is None or handler is None or message.source != attempt.peer or message.target != self.ref:
             self.stale[type(message).__name__] += 1
-            known = attempt is not None
-            self._strangers.answer(message, self._now_us, known=known, expected=(wire.Grant,))
+            self._strangers.answer(message, self._now_us, known=attempt is not None)
         else:
             handler(attempt, message)
+
+    def _on_heartbeat(self, message: wire.Heartbeat) -> None:
+        """What D has let go without our hearing of it: its word was lost with a connection."""
+        if message.target != self.ref:
+            return
+        self._links.heard_beat(message)
+        granted = {attempt.key: attempt.started_us for attempt in self._of_peer(message.source)}
+        for key in let_go(message, granted):
+            self._on_let_go(self._attempts[key], "decode instance has let it go")
 
     def _on_grant(self, attempt: PrefillAttempt, message: wire.Grant) -> None:
         if attempt.state is not PrefillState.PLANNED:
@@ -245,10 +255,13 @@ class PrefillCore:
         self._stop(attempt, OutcomeKind.FAILED, message.reason)
 
     def _on_stale(self, attempt: PrefillAttempt, message: wire.Stale) -> None:
+        self._on_let_go(attempt, message.reason)
+
+    def _on_let_go(self, attempt: PrefillAttempt, reason: str) -> None:
         if attempt.state is PrefillState.SENT:
-            self._end(attempt, PrefillEvent.ACKNOWLEDGED, message.reason)
+            self._end(attempt, PrefillEvent.ACKNOWLEDGED, reason)
         else:
-            self._stop(attempt, OutcomeKind.FAILED, message.reason)
+            self._stop(attempt, OutcomeKind.FAILED, reason)
 
     # -- computing and sending
 
@@ -369,38 +382,14 @@ class PrefillCore:
     def _beat(self) -> None:
         for peer in self._links.take_due_beats(self._now_us):
             live = [attempt.key for attempt in self._of_peer(peer)]
-            self._out.add(ev.SendPeer(wire.Heartbeat(self.ref, peer, live)))
+            self._out.add(ev.SendPeer(self._links.beat(self.ref, peer, live, self._now_us)))
 
     # -- asking
 
     def _ask_for_grants(self) -> None:
-        """Ask for attempts, in the order of `asking`, while less than one chunk of work stands before them.
-
-        Attempts that wait for one D's memory do not count against another D's, and one that D has not answered soon
-        does not keep those behind it from asking: its Assign may have been lost on the way to D."""
-        granted = sum(
-            attempt.tokens_left
-            for attempt in self._attempts.values()
-            if attempt.state in (PrefillState.COMPUTING, PrefillState.SENDING)
-        )
-        ahead: Counter[InstanceRef] = Counter()
-        waiting: list[PrefillAttempt] = []
-        for attempt in self._attempts.values():
-            if attempt.state is not PrefillState.PLANNED or not self._links.is_ready(attempt.peer):
-                continue
-            if attempt.asked_first_us is None:
-                waiting.append(attempt)
-            elif self._now_us - attempt.asked_first_us < self._timing.repeat_us:
-                ahead[attempt.peer] += len(attempt.tokens)
-        while granted < self._tokens_chunk:
-            able = (each for each in waiting if granted + ahead[each.peer] < self._tokens_chunk)
-            chosen = next_to_ask(able, self._pool)
-            if chosen is None:
-                return
-            waiting.remove(chosen)
-            chosen.asked_first_us = self._now_us
-            ahead[chosen.peer] += len(chosen.tokens)
-            self._ask(chosen)
+        turn = AskingTurn(self._now_us, self._timing.repeat_us, self._tokens_chunk)
+        for attempt in turn.choose(self._attempts.values(), self._links, self._pool):
+            self._ask(attempt)
 
     def _ask(self, attempt: PrefillAttempt) -> None:
         attempt.said_us = self._now_us

@@ -112,3 +112,21 @@ def test_truncated_messages_are_malformed(cut: int) -> None:
     if cut < len(raw):
         with contextlib.suppress(MalformedMessage):
             assert decode_message(raw[:cut]) is None
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+async def test_connection_that_was_made_anew_is_told_and_the_first_is_not(tmp_path: Path, transport: str) -> None:
+    restored: asyncio.Queue[InstanceRef] = asyncio.Queue()
+    d = End(D)
+    address = d.channel.listen(f"ipc://{tmp_path}/d" if transport == "ipc" else "tcp://127.0.0.1:*")
+    p = ControlChannel(P, lambda message: None, restored.put_nowait)
+    p.dial(D, address)
+    p.send(GrantRequest("r", 1, P, D), D)
+    await d.inbox.get()
+    d.channel.close()
+    again = End(D)
+    again.channel.listen(address)
+    assert await asyncio.wait_for(restored.get(), 30) == D
+    assert restored.empty()
+    p.close()
+    again.channel.close()
