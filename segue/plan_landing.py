@@ -53,13 +53,11 @@ class PlanLanding:
             raise InternalError(f"the result has no {steps} tokens for sequence {seq.seq}: {row}")
         if row.error is not None:
             return self._failed(seq, row.error)
-        tokens, logprobs, finish = row.tokens, row.logprobs, ""
-        for index, token in enumerate(tokens, 1):
-            finish = seq.append(token)
-            if finish:
-                tokens = tokens[:index]
-                logprobs = logprobs and logprobs[:index]
-                break
+        tokens, logprobs = row.tokens, row.logprobs
+        count, finish = seq.extend(tokens)
+        if count < len(tokens):
+            tokens = tokens[:count]
+            logprobs = logprobs and logprobs[:count]
         seq.computed = len(seq.tokens) - 1
         self._blocks.publish(seq, seq.computed)
         if finish or seq.prefill_only:

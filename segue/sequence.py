@@ -126,6 +126,17 @@ class Sequence:
             raise InternalError(f"sequence {self.seq} cannot go from {self.state.value} to {state.value}")
         self.state = state
 
+    def extend(self, tokens: list[int]) -> tuple[int, str]:
+        """Add sampled tokens up to the one that ends the sequence: how many, and "stop", "length" or ""."""
+        if len(self.tokens) + len(tokens) < self.tokens_end and self.stop_ids.isdisjoint(tokens):
+            self.tokens += tokens
+            return len(tokens), ""
+        for count, token in enumerate(tokens, 1):
+            finish = self.append(token)
+            if finish:
+                return count, finish
+        return len(tokens), ""
+
     def append(self, token: int) -> str:
         """Add a sampled token. Returns "stop" or "length" when it ends the sequence, else ""."""
         self.tokens.append(token)
