@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from test_handoff_pair import assert_nothing_left, prompt_of
 
 from segue.ids import AttemptRef
+from worker_runtime import events as ev
 from worker_runtime.toy_engine import toy_tokens
 
 
@@ -72,6 +73,12 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule(which=st.sampled_from(["p", "d"]))
     def restart(self, which: str) -> None:
         self.pair.restart(which)
+
+    @rule()
+    def break_connection(self) -> None:
+        """Everything on its way is lost, and P notices the new connection."""
+        self.pair.network.clear()
+        self.pair.step(self.pair.p, ev.LinkRestored(self.pair.d.ref))
 
     def teardown(self) -> None:
         if not hasattr(self, "pair"):
