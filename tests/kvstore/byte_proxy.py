@@ -43,6 +43,10 @@ class ByteProxy:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
+    def cut(self) -> None:
+        """Break every connection now; what was swallowed before stays lost."""
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._serve())
