@@ -120,7 +120,7 @@ class GatewayPort(Protocol):
     def on_handoff_complete(self, request_id: str, attempt: int) -> None: ...
 
 
-class ReceivedTokens(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One TokenDelta after decoding, as TokenLink hands it to the gateway that owns the request."""
 
     ref: InstanceRef

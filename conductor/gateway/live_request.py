@@ -31,6 +31,8 @@ class LiveRequest:
         self.timer_at_us = 0
         self.replan: asyncio.TimerHandle | None = None
         self.emitted_us = 0
+        self._only: Emit | None = None
+        """What arrived, while it is one Emit; several are kept merged in the lists below."""
         self._token_ids: list[int] = []
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -46,6 +48,15 @@ class LiveRequest:
         return self.session.end
 
     def put(self, emit: Emit) -> None:
+        if self._only is None and not self._texts:
+            self._only = emit
+            return
+        if self._only is not None:
+            only, self._only = self._only, None
+            self._merge(only)
+        self._merge(emit)
+
+    def _merge(self, emit: Emit) -> None:
         self._token_ids += emit.token_ids
         self._texts.append(emit.text)
         self._scores = emit.scores or self._scores
@@ -54,7 +65,10 @@ class LiveRequest:
 
     def take(self) -> Emit | None:
         """Everything since the last call, or None."""
-        if not self._token_ids and not self._texts:
+        if self._only is not None:
+            only, self._only = self._only, None
+            return only
+        if not self._texts:
             return None
         wants_logprobs = self.session.spec.sampling.logprobs is not None
         emit = Emit(self._token_ids, "".join(self._texts), self._logprobs if wants_logprobs else None, self._scores)

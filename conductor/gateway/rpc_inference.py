@@ -22,7 +22,7 @@ from conductor.gateway.request_fields import SamplingFields
 from conductor.gateway.rpc_explain import explanations_to_pb
 from conductor.gateway.rpc_peers import PeerCancels, is_forwarded
 from conductor.gateway.rpc_status import Context, errors_to_status
-from conductor.gateway.rpc_views import cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
+from conductor.gateway.rpc_views import DeltaEncoder, cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
 from conductor.gateway.validate import check_priority, check_request_id, check_tenant
 from conductor.ports import ConductorPort
 from segue import limits
@@ -78,7 +78,11 @@ class InferenceService:
             context.add_done_callback(lambda _: self._intake.table.stop(live, Cancelled("the client is gone")))
             try:
                 yield serialize(started_to_pb(live.session.spec))
+                plain = DeltaEncoder()
                 while (emit := await live.next()) is not None:
+                    if emit.logprobs is None and emit.scores is None:
+                        yield plain.encode(emit)
+                        continue
                     for message in emit_to_pbs(emit, live.session.spec.prompt_ids, model.codec.token_text):
                         yield serialize(message)
                 assert live.end is not None, "next() returns None only at the end"

@@ -18,6 +18,7 @@ from segue_proto.v1 import worker_pb2
 from conductor.gateway.request_table import RequestTable
 from conductor.gateway.rpc_status import Context
 from conductor.ports import ReceivedTokens
+from conductor.rpc_version import refuse_other_versions
 from segue.ids import InstanceRef
 from segue.worker_messages import CancelAttempt
 
@@ -46,6 +47,7 @@ class TokenLinkService:
     async def push(
         self, batches: AsyncIterator[worker_pb2.TokenBatch], context: Context
     ) -> AsyncIterator[worker_pb2.TokenAck]:
+        await refuse_other_versions(context)
         inbox = _Acknowledger()
         reader = asyncio.create_task(self._read(batches, inbox))
         try:
@@ -115,14 +117,15 @@ class _Acknowledger:
 
 
 def _received(ref: InstanceRef, instance: str, delta: worker_pb2.TokenDelta) -> ReceivedTokens:
+    logprobs = delta.logprobs
     return ReceivedTokens(
         ref=ref,
         instance=instance,
         request_id=delta.request_id,
         attempt=delta.attempt,
         position=delta.position,
-        token_ids=list(delta.token_ids),
-        logprobs=logprobs_from_pb(delta.logprobs),
+        token_ids=delta.token_ids[:],
+        logprobs=logprobs_from_pb(logprobs) if logprobs else None,
         finish=FINISH_FROM_PB[delta.finish],
         error=delta.error,
         tokens_cached=delta.tokens_cached,

@@ -104,7 +104,7 @@ class Session:
 
     def next_wakeup(self) -> int | None:
         """When `step` must be called even without an event."""
-        if self.state is State.ENDED:
+        if self.end is not None:
             return None
         deadline_us = self.spec.deadline_us or None
         if self._gap_since_us is None:
@@ -115,9 +115,9 @@ class Session:
     def step(self, now_us: int, events: Sequence[Event]) -> list[Decision]:
         decisions: list[Decision] = []
         for event in events:
-            if self.state is not State.ENDED:
+            if self.end is None:
                 decisions += self._apply(now_us, event)
-        if self.state is not State.ENDED:
+        if self.end is None and (self.spec.deadline_us or self._gap_since_us is not None):
             decisions += self._overdue(now_us)
         return decisions
 
@@ -172,12 +172,13 @@ class Session:
             self._move(State.PLACED)
 
     def _tokens(self, now_us: int, received: ReceivedTokens) -> list[Decision]:
-        if self.state is State.WAITING:
-            self.stale += 1
-            return []
-        if received.token_ids:
-            if self.state is not State.STREAMING:
+        if self.state is not State.STREAMING:
+            if self.state is State.WAITING:
+                self.stale += 1
+                return []
+            if received.token_ids:
                 self._move(State.STREAMING)
+        if received.token_ids:
             self._note_source(now_us, received)
         scores, fault = ([], "") if self._scores_told else self._take_scores(received)
         if fault or (self.spec.prompt_only and received.token_ids):
