@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from segue.ids import InstanceRef
 from segue.limits import INSTANCES_MAX
-from segue.manifest import WIRE_VERSION, InstanceManifest
+from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 
 HEARTBEAT_MS = 1000
@@ -38,10 +38,6 @@ class Registry:
 
     def refusal(self, manifest: InstanceManifest) -> str | None:
         """Why `manifest` may not register, or None."""
-        if manifest.wire_version != WIRE_VERSION:
-            return (
-                f"wire version differs: the Conductor has {WIRE_VERSION}, {manifest.name} has {manifest.wire_version}"
-            )
         if self._models and manifest.model not in self._models:
             return f"model {manifest.model!r} is not one of those configured: {', '.join(sorted(self._models))}"
         present = self._members.get(manifest.ref.uuid)

@@ -23,10 +23,12 @@ from segue_proto.v1 import worker_pb2
 
 from conductor.control_loop import ControlLoop, monotonic_us
 from conductor.registry import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX, Registry
+from conductor.rpc_version import MY_VERSION
 from segue.errors import SegueError
 from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
+from segue.wire_version import VersionClaim, wire_refusal
 from segue.worker_messages import Assign, CancelAttempt
 
 log = logging.getLogger(__name__)
@@ -208,6 +210,9 @@ class WorkerControlService:
     async def _introduce(self, session: Session, messages: AsyncIterator[worker_pb2.WorkerMessage]) -> InstanceManifest:
         """The first message, answered, and the card if it is needed. Raises ProtocolBroken when refused."""
         first = await _next(messages, "register")
+        foreign = wire_refusal(MY_VERSION, _decode(first.register.manifest, VersionClaim))
+        if foreign is not None:
+            raise ProtocolBroken(foreign)
         manifest = _decode(first.register.manifest, InstanceManifest)
         refusal = self._registry.refusal(manifest)
         if refusal is not None:

@@ -13,6 +13,7 @@ from segue.errors import SegueError
 from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import InstanceManifest
 from segue.plan import TokenLogprobs
+from segue.wire_version import WIRE_VERSION, VersionClaim
 
 LIVE_ATTEMPTS_MAX = 65_536
 """Entries of one heartbeat; an instance has at most max_num_seqs running and as many again waiting."""
@@ -48,6 +49,13 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Ways to write the target's pages, best first."""
     refusal: str = ""
     """Answer only: why the pair must not be used."""
+
+
+class ForeignHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """What can be read of a Hello of another wire version: enough to refuse it by name."""
+
+    source: InstanceRef
+    manifest: VersionClaim
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -145,6 +153,7 @@ AttemptMessage = (
 )
 HandoffMessage = AttemptMessage | Heartbeat
 ControlMessage = HandoffMessage | Hello
+HeardMessage = ControlMessage | ForeignHello
 
 
 class MalformedMessage(SegueError):
@@ -153,15 +162,27 @@ class MalformedMessage(SegueError):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
+_foreign_decoder = msgspec.msgpack.Decoder(ForeignHello)
 
 
 def encode_message(message: ControlMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_message(raw: bytes) -> ControlMessage:
-    """Raises MalformedMessage for anything but one well-formed message."""
+def decode_message(raw: bytes) -> HeardMessage:
+    """Raises MalformedMessage for anything but one well-formed message, or a Hello of another version."""
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise MalformedMessage(str(error)) from error
+        return _foreign_hello(raw, error)
+
+
+def _foreign_hello(raw: bytes, reason: Exception) -> ForeignHello:
+    """Raises MalformedMessage for the first `reason` when it is none."""
+    try:
+        hello = _foreign_decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        raise MalformedMessage(str(reason)) from reason
+    if hello.manifest.wire_version == WIRE_VERSION:
+        raise MalformedMessage(str(reason)) from reason
+    return hello

@@ -8,9 +8,7 @@ import msgspec
 
 from segue.ids import InstanceRef
 from segue.kv_layout import KvLayout
-
-WIRE_VERSION = 1
-"""Raised by any change of a message between instances that an older peer would misread."""
+from segue.wire_version import WIRE_VERSION, wire_refusal
 
 
 class Role(StrEnum):
@@ -39,6 +37,8 @@ class InstanceManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the hand-off control channel of this instance listens."""
     events_address: str
     """Where this instance publishes KV events and load reports."""
+    numerics: str = ""
+    """Of a batch-invariant instance: what the bits of its results depend on (processor, libraries, threads)."""
     fetches: bool = False
     """It can copy cached blocks from another instance before it computes, and hands out its own."""
     wire_version: int = WIRE_VERSION
@@ -47,12 +47,15 @@ class InstanceManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def pairing_refusal(prefill: InstanceManifest, decode: InstanceManifest) -> str | None:
     """Why P may not hand KV to D, or None when it may."""
+    refusal = wire_refusal(prefill, decode)
+    if refusal is not None:
+        return refusal
     checks = (
-        ("wire version", prefill.wire_version, decode.wire_version),
         ("model", prefill.model, decode.model),
         ("KV dtype", prefill.layout.dtype, decode.layout.dtype),
         ("block size", prefill.layout.block_size, decode.layout.block_size),
         ("KV layout", prefill.layout, decode.layout),
+        ("batch-invariant arithmetic", prefill.numerics or "none", decode.numerics or "none"),
         ("weights, tokenizer or attention configuration", prefill.kv_root, decode.kv_root),
     )
     for what, mine, theirs in checks:

@@ -1,7 +1,8 @@
 """Meeting a peer: check that the pair fits, that its pages can be written, and watch its process.
 
 The source dials and says Hello until it is answered; the target answers with ways to write its pages, or with a
-refusal. Both sides check the manifests themselves: neither trusts the Conductor to have paired well.
+refusal. Both sides check the manifests themselves: neither trusts the Conductor to have paired well. Of a peer of
+another wire version no more is read than that: both tell the other why.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from kvstore.connectors.base import Mover, MoverError
 from kvstore.connectors.control_zmq import ControlChannel, UnreachableAddress
 from kvstore.connectors.process_identity import ProcessWatch, this_process
-from segue.handoff_messages import ControlMessage, Hello
+from segue.handoff_messages import ForeignHello, HeardMessage, Hello
 from segue.ids import InstanceRef
 from segue.manifest import InstanceManifest, pairing_refusal
+from segue.wire_version import wire_refusal
 from segue.worker_messages import Peer
 from worker_runtime.events import Event, LinkReady, LinkRefused, LinkRestored, PeerGone, PeerMessage
 
@@ -35,7 +37,7 @@ class PeerConnections:
         self.manifest: InstanceManifest | None = None
         """Set once the control address is known, before anything is dialled or answered."""
         self._dialling: dict[InstanceRef, asyncio.Task[None]] = {}
-        self._answers: dict[InstanceRef, asyncio.Future[Hello]] = {}
+        self._answers: dict[InstanceRef, asyncio.Future[Hello | ForeignHello]] = {}
         self._watches: dict[InstanceRef, ProcessWatch] = {}
 
     def open(self, peer: Peer) -> None:
@@ -43,8 +45,8 @@ class PeerConnections:
         if peer.ref not in self._dialling:
             self._dialling[peer.ref] = asyncio.create_task(self._dial(peer))
 
-    def on_message(self, message: ControlMessage) -> None:
-        if not isinstance(message, Hello):
+    def on_message(self, message: HeardMessage) -> None:
+        if not isinstance(message, Hello | ForeignHello):
             self._post(PeerMessage(message))
         elif message.source in self._answers:
             answer = self._answers[message.source]
@@ -81,6 +83,8 @@ class PeerConnections:
             return f"{peer.name}: {error}"
         except TimeoutError:
             return f"{peer.name} does not answer at {peer.control_address}"
+        if isinstance(answer, ForeignHello):
+            return wire_refusal(self.manifest, answer.manifest)
         refusal = answer.refusal or pairing_refusal(self.manifest, answer.manifest)
         if refusal:
             return refusal
@@ -91,9 +95,9 @@ class PeerConnections:
         self._watch(peer.ref, answer)
         return None
 
-    async def _hello(self, peer: InstanceRef) -> Hello:
+    async def _hello(self, peer: InstanceRef) -> Hello | ForeignHello:
         assert self.manifest is not None
-        answer: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Hello | ForeignHello] = asyncio.get_running_loop().create_future()
         self._answers[peer] = answer
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -106,9 +110,13 @@ class PeerConnections:
 
     # -- the target's side
 
-    def _answer(self, hello: Hello) -> None:
+    def _answer(self, hello: Hello | ForeignHello) -> None:
         """Answer every Hello, also a repeated one; register the source at the first."""
         if self.manifest is None:
+            return
+        if isinstance(hello, ForeignHello):
+            foreign = wire_refusal(hello.manifest, self.manifest) or ""
+            self.channel.send(Hello(self._ref, self.manifest, self._process, [], foreign), hello.source)
             return
         refusal = pairing_refusal(hello.manifest, self.manifest) or ""
         if not refusal and hello.source not in self._watches:

@@ -12,12 +12,14 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 import grpc
 from segue_proto.convert import cancel_from_pb, delta_to_pb, ref_to_pb
 from segue_proto.v1 import worker_pb2, worker_pb2_grpc
 
 from segue.ids import AttemptRef, InstanceRef
+from segue.wire_version import METADATA_KEY, WIRE_VERSION
 from segue.worker_messages import TokenDelta
 from worker_runtime.backoff import Backoff
 from worker_runtime.events import CancelRequested, Event, GatewayLost
@@ -72,6 +74,9 @@ class GatewayLink:
                     return
             except grpc.aio.AioRpcError as error:
                 log.warning("gateway %s: %s %s", self.address, error.code().name, error.details())
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    self._lose(f"refuses: {error.details()}")
+                    return
             now = asyncio.get_running_loop().time()
             self._away_since = now if self._away_since is None else self._away_since
             if now - self._away_since >= self._lease_s:
@@ -86,7 +91,8 @@ class GatewayLink:
         idle = asyncio.Event()
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             stub = worker_pb2_grpc.TokenLinkStub(channel)
-            async with aclosing(converse(stub.Push, self._outgoing(idle))) as acks:
+            push = partial(stub.Push, metadata=((METADATA_KEY, str(WIRE_VERSION)),))
+            async with aclosing(converse(push, self._outgoing(idle))) as acks:
                 async for ack in acks:
                     backoff.reset()
                     self._away_since = None

@@ -22,6 +22,7 @@ import zmq
 from segue.errors import SegueError
 from segue.handoff_messages import (
     ControlMessage,
+    HeardMessage,
     MalformedMessage,
     decode_message,
     encode_message,
@@ -37,7 +38,7 @@ MESSAGE_BYTES_MAX = 8 << 20
 RECONNECT_MS = 50
 RECONNECT_MS_MAX = 1000
 
-OnMessage = Callable[[ControlMessage], None]
+OnMessage = Callable[[HeardMessage], None]
 OnRestored = Callable[[InstanceRef], None]
 
 

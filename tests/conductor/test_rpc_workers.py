@@ -13,6 +13,7 @@ from segue.errors import DuplicateRequest, UnknownModel
 from segue.ids import InstanceRef
 from segue.kv_events import BlocksStored
 from segue.manifest import Role
+from segue.wire_version import WIRE_VERSION
 from segue.worker_messages import Assign, CancelAttempt, Outcome, OutcomeKind
 
 P1 = manifest("p1", Role.PREFILL)
@@ -37,7 +38,7 @@ async def test_the_card_is_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"wire_version": 99}, "wire version differs: the Conductor has 1, p1 has 99"),
+        ({"wire_version": 99}, f"wire version differs: the Conductor has {WIRE_VERSION}, p1 has 99"),
         ({"model": "other"}, "model 'other' is not one of those configured: toy"),
         ({"pages_total": 0}, "pages_total is 0, must be positive"),
         ({"kv_root": "no hex"}, "kv_root is not hexadecimal"),
@@ -51,10 +52,19 @@ async def test_a_manifest_that_cannot_serve_is_refused(changes: dict[str, object
         await stranger.close()
 
 
+async def test_manifest_of_another_version_is_refused_for_that_however_it_is_made() -> None:
+    async with front() as conductor:
+        stranger = Worker(conductor.port, P1)
+        stranger.manifest = {"name": "p9", "wire_version": 99, "layout": "new"}  # type: ignore[assignment]
+        reason = (await stranger.register()).refused.reason
+        assert reason == f"wire version differs: the Conductor has {WIRE_VERSION}, p9 has 99"
+        await stranger.close()
+
+
 async def test_bytes_that_are_no_manifest_are_refused() -> None:
     async with front() as conductor:
         stranger = Worker(conductor.port, P1)
-        stranger.manifest = {"name": 3}  # type: ignore[assignment]
+        stranger.manifest = {"name": "p1", "wire_version": WIRE_VERSION}  # type: ignore[assignment]
         assert (await stranger.register()).refused.reason.startswith("InstanceManifest: ")
         await stranger.close()
 

@@ -1,6 +1,7 @@
 """Real P and D processes whose hand-off connection is cut while one of them says its last word about an attempt.
 
-The lease is two minutes: what ends before is found by the lists that are exchanged over the new connection.
+The lease is a quarter of an hour and heartbeats are rare: what ends before is found by the lists that are exchanged over
+the new connection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from segue.sampling_params import SamplingParams
 from segue.worker_messages import OutcomeKind
 from worker_runtime.toy_engine import toy_tokens
 
-LEASE_MS = 120_000
+LEASE_MS = 900_000
 STEP_MS = 150
 PROMPT = list(range(3, 403))
 """25 chunks of 16 tokens: four seconds."""

@@ -7,7 +7,8 @@ import pytest
 
 from segue.ids import InstanceRef
 from segue.kv_layout import KvLayout
-from segue.manifest import WIRE_VERSION, InstanceManifest, Role, pairing_refusal
+from segue.manifest import InstanceManifest, Role, pairing_refusal
+from segue.wire_version import WIRE_VERSION
 
 LAYOUT = KvLayout(layers=2, kv_heads=1, head_dim=4, block_size=16, dtype="float32")
 PREFILL = InstanceManifest(

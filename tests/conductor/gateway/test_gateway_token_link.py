@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 
 import grpc
+import pytest
 from gateway_front import Front, tokens_of
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from conductor.gateway.testing import Script
+from segue.wire_version import METADATA_KEY, WIRE_VERSION
 
 Start = Callable[..., Awaitable[Front]]
 REF = worker_pb2.InstanceRef(uuid="uuid-d0", incarnation=1)
@@ -14,6 +16,11 @@ REF = worker_pb2.InstanceRef(uuid="uuid-d0", incarnation=1)
 
 def batch(*deltas: worker_pb2.TokenDelta) -> worker_pb2.TokenBatch:
     return worker_pb2.TokenBatch(ref=REF, name="d0", deltas=deltas)
+
+
+def push_of(channel: grpc.aio.Channel, version: str | None = str(WIRE_VERSION)) -> grpc.aio.StreamStreamCall:
+    metadata = () if version is None else ((METADATA_KEY, version),)
+    return worker_pb2_grpc.TokenLinkStub(channel).Push(metadata=metadata)
 
 
 def wire_id(front: Front) -> str:
@@ -41,7 +48,7 @@ async def test_pushed_tokens_reach_the_client_once_and_batches_are_acknowledged(
             inference_pb2.GenerateRequest(tokens=inference_pb2.TokenIds(ids=[1, 2, 3]), request_id="r")
         )
         await call.read()
-        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        push = push_of(channel)
         await push.write(batch(delta(wire_id(front), 3, ids[:1])))
         await push.write(batch(delta(wire_id(front), 3, ids[:1])))
         await push.write(batch(delta(wire_id(front), 4, ids[1:], finish=inference_pb2.FINISH_REASON_LENGTH)))
@@ -57,7 +64,7 @@ async def test_pushed_tokens_reach_the_client_once_and_batches_are_acknowledged(
 async def test_work_for_an_unknown_request_is_answered_with_a_cancel(start: Start) -> None:
     front = await start()
     async with grpc.aio.insecure_channel(front.grpc_address) as channel:
-        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        push = push_of(channel)
         await push.write(batch(delta("gone", 3, [1])))
         ack = await push.read()
         await push.done_writing()
@@ -67,7 +74,7 @@ async def test_work_for_an_unknown_request_is_answered_with_a_cancel(start: Star
 async def test_a_last_message_for_an_unknown_request_needs_no_cancel(start: Start) -> None:
     front = await start()
     async with grpc.aio.insecure_channel(front.grpc_address) as channel:
-        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        push = push_of(channel)
         await push.write(batch(delta("gone", 3, [1], finish=inference_pb2.FINISH_REASON_STOP)))
         await push.done_writing()
         acks = [ack async for ack in push]
@@ -82,7 +89,7 @@ async def test_work_for_a_replaced_attempt_is_cancelled_and_its_tokens_are_not_u
         )
         await call.read()
         front.gateway.table.on_attempt_failed(wire_id(front), 1, "instance d0 is lost")
-        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        push = push_of(channel)
         await push.write(batch(delta(wire_id(front), 3, [9])))
         ack = await push.read()
         while len(front.conductor.submitted) < 2:
@@ -108,7 +115,7 @@ async def test_a_late_token_of_an_earlier_request_with_the_same_id_is_not_taken_
         await front.idle()
         second = stub.Generate(request)
         await second.read()
-        push = worker_pb2_grpc.TokenLinkStub(channel).Push()
+        push = push_of(channel)
         await push.write(batch(delta(wire_id(front), 3, tokens_of("old"))))
         ack = await push.read()
         newest = front.conductor.submitted[1].request_id
@@ -116,3 +123,20 @@ async def test_a_late_token_of_an_earlier_request_with_the_same_id_is_not_taken_
         responses = await rest_of(second)
     assert [cancel.request_id for cancel in ack.cancels] == [wire_id(front)]
     assert "".join(response.delta.text for response in responses) == "new"
+
+
+@pytest.mark.parametrize(
+    ("named", "read"), [(None, 0), (str(WIRE_VERSION + 1), WIRE_VERSION + 1), ("newest", 0), ("9" * 5000, 0), ("-1", 0)]
+)
+async def test_stream_of_another_wire_version_is_refused_with_the_reason(
+    start: Start, named: str | None, read: int
+) -> None:
+    front = await start()
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        push = push_of(channel, named)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await push.read()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details() == (
+        f"wire version differs: the Conductor has {WIRE_VERSION}, the instance has {read}"
+    )
