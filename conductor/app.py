@@ -20,6 +20,7 @@ import msgspec
 
 from conductor import rpc_pools
 from conductor.control_loop import ControlLoop, monotonic_us
+from conductor.core.machine import ConductorCore
 from conductor.core.settings import CoreSettings, make_core
 from conductor.core_settings import core_settings
 from conductor.directory_link import DirectoryLink
@@ -49,8 +50,16 @@ class Endpoints(msgspec.Struct, frozen=True):
     http: str
 
 
-async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endpoints], None]) -> None:
-    """Serve until `stop` is set. Raises ConfigError before anything is served, or the fault that ended a part."""
+async def run(
+    config: FrontConfig,
+    stop: asyncio.Event,
+    on_ready: Callable[[Endpoints], None],
+    *,
+    make: Callable[[CoreSettings], ConductorCore] = make_core,
+) -> None:
+    """Serve until `stop` is set. Raises ConfigError before anything is served, or the fault that ended a part.
+
+    `make` may give the core another policy than the default one."""
     async with AsyncExitStack() as stack:
         settings = core_settings(config)
         recorder = _recorder(config, settings, stack)
@@ -60,7 +69,7 @@ async def run(config: FrontConfig, stop: asyncio.Event, on_ready: Callable[[Endp
         registry = Registry(config.model_names)
         subscriber = EventSubscriber()
         stack.callback(subscriber.close)
-        loop = ControlLoop(make_core(settings), registry, subscriber, recorder=recorder)
+        loop = ControlLoop(make(settings), registry, subscriber, recorder=recorder)
         workers = WorkerControlService(loop, registry, name)
         gateway = build_gateway(
             config,

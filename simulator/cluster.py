@@ -58,7 +58,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 8_192
     max_model_len: int = 1 << 18
     tokens_output_max: int = 4_096
-    """What every client asks for at most: nobody but the engine knows better."""
+    """What every client asks for at most: nobody but the engine knows better. 0: each asks for what it will get."""
     targets: Targets = Targets()
     """Objectives that a policy may weigh latencies by."""
     refuse_ttft_us: float = float("inf")
@@ -73,6 +73,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     tenant_weights: dict[str, float] = {}
     queue_max: int = 1 << 20
     """Requests that may wait in one Conductor."""
+    fetches: bool = True
+    """Whether instances can copy prefixes from each other."""
     conductors: int = 1
     view_delay_us: int = 0
     report_us: int = 1_000_000
@@ -238,7 +240,7 @@ class Cluster:
             max_num_batched_tokens=spec.max_num_batched_tokens,
             control_address=f"sim://{ref.uuid}",
             events_address=f"sim://{ref.uuid}/events",
-            fetches=True,
+            fetches=spec.fetches,
         )
 
 

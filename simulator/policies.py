@@ -7,6 +7,7 @@ too busy for them. A decode instance must have room, because ours refuses what i
 | --- | --- |
 | random, round-robin, least-loaded | what they say; load is queued tokens at P, requests at D |
 | mooncake | Algorithm 1 of the FAST'25 paper: least predicted TTFT, recompute or fetch; may reject by SLO |
+| mooncake-local | the same without fetching: each instance by its own cache ("local cache-aware" there) |
 | dynamo | argmin of prefill blocks left after hits, plus active blocks; short remainders are prefilled at D |
 | sglang | cache-aware router: shortest queue when out of balance, else the best match above 0.3, else least loaded |
 | llm-d | sticky until saturated: instances with 0.8 of the prompt, until a cold one would answer much sooner |
@@ -14,6 +15,7 @@ too busy for them. A decode instance must have room, because ours refuses what i
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -174,7 +176,8 @@ MOONCAKE_BALANCING_THRESHOLD = 2.0
 
 class Mooncake:
     """Algorithm 1: for each P, TTFT with its own prefix, or with the best one fetched; the least wins; D is the least
-    loaded; refuse when TTFT or TBT would break the objective."""
+    loaded; refuse when TTFT or TBT would break the objective. `threshold` infinite: nothing is fetched, as their
+    "local cache-aware" scheduler."""
 
     def __init__(self, context: PolicyContext, threshold: float = MOONCAKE_BALANCING_THRESHOLD) -> None:
         self._context = context
@@ -200,7 +203,7 @@ class Mooncake:
         return [_choice(query, prefill, decode, missing, best, ttft_us)]
 
     def fetches(self, local: int, best: int) -> bool:
-        return best > local * self._threshold
+        return math.isfinite(self._threshold) and best > local * self._threshold
 
     def ttft_us(self, query: Query, instance: Instance, best: int) -> float:
         cost, local = self._context.cost, query.held.get(instance.uuid, 0)
@@ -318,6 +321,7 @@ POLICIES: Mapping[str, Callable[[PolicyContext], RoutingPolicy]] = {
     "round-robin": round_robin,
     "least-loaded": least_loaded,
     "mooncake": Mooncake,
+    "mooncake-local": lambda context: Mooncake(context, threshold=math.inf),
     "mooncake-baseline": lambda context: _early_rejection(context, late=True),
     "mooncake-early": lambda context: _early_rejection(context),
     "mooncake-predicted": lambda context: _early_rejection(context, uniform_decode_us=context.uniform_decode_us),

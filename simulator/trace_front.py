@@ -77,7 +77,8 @@ class Observed:
 
 class TraceFront:
     """`tokens_max` is what every request may generate at most, as its client would ask; the trace's own length is known
-    to the engine alone. `keys` of the requests it owns are `start, start + stride, ...`: several fronts share a trace.
+    to the engine alone, unless `tokens_max` is 0: then each asks for just that. `keys` of the requests it owns are
+    `start, start + stride, ...`: several fronts share a trace.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class TraceFront:
                 model=self._model,
                 tokens_prompt=seen.tokens_prompt,
                 tokens_known=seen.tokens_prompt + len(seen.generated),
-                tokens_max=seen.tokens_prompt + self._tokens_max,
+                tokens_max=seen.tokens_prompt + self._tokens_asked(seen),
                 hash_root=self._hash_root,
                 tenant=self._workload.requests[seen.index].group if self._tenants else "",
                 block_hashes=block_hashes(self._hash_root, seen.token_ids, self._block_size),
@@ -157,11 +158,14 @@ class TraceFront:
             gateway=self.name,
             token_ids=token_ids,
             tokens_prompt=seen.tokens_prompt,
-            sampling=SamplingParams(seed=seen.index, max_tokens=self._tokens_max),
+            sampling=SamplingParams(seed=seen.index, max_tokens=self._tokens_asked(seen)),
             prefill=prefill,
             decode=decode,
             hash_root=self._hash_root,
         )
+
+    def _tokens_asked(self, seen: Observed) -> int:
+        return self._tokens_max or self._workload.requests[seen.index].tokens_output
 
     # -- what the Conductor says
 
