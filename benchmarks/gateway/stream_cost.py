@@ -29,6 +29,7 @@ from segue_proto.v1 import inference_pb2, worker_pb2
 from conductor.gateway.server import build_gateway
 from conductor.gateway.testing import FakeConductor, Script, toy_card
 from segue.config import FrontConfig
+from segue.wire_version import METADATA_KEY, WIRE_VERSION
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the script folder is all that is on the path
 from result_rows import RESULTS, ResultFile, cpu_device
@@ -107,7 +108,7 @@ async def drive(front: str, grpc_port: int, http_port: int, streams: int, steps:
         reads = [read_http(http_port, name) if front == "http" else read_grpc(channel, service, name) for name in names]
         tasks = [asyncio.create_task(read) for read in reads]
         wire_ids = await asyncio.to_thread(ids.recv)
-        push = channel.stream_stream(f"/{link}/Push")()
+        push = channel.stream_stream(f"/{link}/Push")(metadata=((METADATA_KEY, str(WIRE_VERSION)),))
         for step in range(steps):
             finish = inference_pb2.FINISH_REASON_LENGTH if step == steps - 1 else 0
             deltas = [

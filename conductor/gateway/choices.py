@@ -16,7 +16,7 @@ from conductor.gateway.session_events import Emit, End, Summary
 from segue.errors import RequestError
 
 
-class ChoicePiece(msgspec.Struct, frozen=True):
+class ChoicePiece(msgspec.Struct, frozen=True, gc=False):
     index: int
     emit: Emit | None
     end: End | None
@@ -56,10 +56,11 @@ class Choices:
     async def pieces(self) -> AsyncIterator[list[ChoicePiece]]:
         """What is new, all choices together. Raises the error of the first choice that ends badly."""
         running = dict(enumerate(self._lives))
+        followers = self._followers()
         while running:
             ready = []
-            for index, live in list(running.items()):
-                if self._lives[index - index % self._per_prompt].session.scores_due and index % self._per_prompt:
+            for index, live in tuple(running.items()):
+                if index in followers and followers[index].session.scores_due:
                     continue
                 emit, end = live.take(), live.end
                 if emit is not None or end is not None:
@@ -74,6 +75,12 @@ class Choices:
             else:
                 await self._wake.wait()
                 self._wake.clear()
+
+    def _followers(self) -> dict[int, LiveRequest]:
+        """Choices that wait for the prompt's log-probabilities -> the choice that brings them."""
+        n = self._per_prompt
+        firsts = ((index, self._lives[index - index % n]) for index in range(len(self._lives)) if index % n)
+        return {index: first for index, first in firsts if first.session.scores_due}
 
     def summaries(self) -> list[Summary]:
         return [live.session.summary() for live in self._lives]

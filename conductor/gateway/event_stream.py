@@ -36,13 +36,16 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events. `on_end` runs exactly once, whatever ends the stream."""
+    """Server-sent events: `first`, then the others. `on_end` runs exactly once, whatever ends the stream."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncIterator[bytes], on_end: Callable[[], None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, first: bytes, parts: AsyncIterator[bytes], on_end: Callable[[], None], headers: dict[str, str]
+    ) -> None:
         self.status_code = 200
         self.background = None
+        self._first = first
         self._parts = parts
         self._on_end = on_end
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
@@ -57,6 +60,7 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for part in self._parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

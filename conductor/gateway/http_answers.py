@@ -33,7 +33,8 @@ async def stream_answer(http: Request, choices: Choices, answer: Answer, metrics
     parts = _parts(choices, answer, metrics)
     first = await unless_gone(http.receive, anext(parts))
     return EventStream(
-        _with_first(first, parts),
+        first,
+        parts,
         on_end=lambda: choices.stop(Cancelled("the client is gone")),
         headers={"X-Request-Id": answer.head.id},
     )
@@ -65,12 +66,6 @@ async def _parts(choices: Choices, answer: Answer, metrics: RequestMetrics) -> A
         return
     usage = usage_object(choices.summaries(), answer.sampled)
     yield (answer.format.usage(usage) if answer.head.include_usage else b"") + DONE
-
-
-async def _with_first(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in rest:
-        yield part
 
 
 async def whole_answer(choices: Choices, answer: Answer) -> Response:
