@@ -18,8 +18,9 @@ import grpc
 import msgspec
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
+from conductor.core.links import PRIOR
 from segue.config import AdmissionConfig, Config, EngineConfig, FrontConfig, ModelConfig, SchedulerConfig, WorkerConfig
-from segue.cost_model import CostModel, DecodeCost, LinkCost, PrefillCost
+from segue.cost_model import CostModel, DecodeCost, PrefillCost
 from segue.manifest import Role
 from simulator.prompt_tokens import PromptTokens
 from simulator.workload import Workload, WorkloadRequest
@@ -33,14 +34,14 @@ SETTLED_S = 2.0
 """For load reports and events to have reached the Conductor before the first request."""
 
 COST = CostModel(
-    prefill=PrefillCost(base_us=10_000.0, token_us=800.0, pair_us=0.05, floor_us=40_000.0),
-    decode=DecodeCost(base_us=40_000.0, row_us=1_000.0, kv_token_us=2.0),
+    prefill=PrefillCost(base_us=20_000.0, token_us=1_600.0, pair_us=0.1, floor_us=80_000.0),
+    decode=DecodeCost(base_us=80_000.0, row_us=2_000.0, kv_token_us=4.0),
     kv_token_bytes=SLOT_BYTES,
 )
-"""Of no particular machine: two prefill instances are about half busy, and steps last tens of milliseconds."""
+"""Of no particular machine: two prefill instances are about half busy, and steps last a tenth of a second."""
 
-LINK = LinkCost(latency_us=300.0, bytes_per_us=1_000.0)
-"""Shared memory on one machine; the toy model's pages are so small that its rate does not show."""
+LINK = PRIOR
+"""What a live Conductor believes of links before it has seen any; the toy model's pages are too small to show more."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +60,9 @@ class Measured(msgspec.Struct, frozen=True):
     ttft_s: float
     tpot_ms: float
     tokens_cached: int
+    prefill: str
+    """Who computed its prompt: the decode instance where that did it itself."""
+    decode: str
 
 
 def replay(workload: Workload, policy: str, shape: Shape) -> tuple[list[Measured], float]:
@@ -179,12 +183,15 @@ async def _call(stub: Any, begin_s: float, request: WorkloadRequest, token_ids: 
     message.tokens.ids.extend(ids)
     message.sampling.max_tokens, message.sampling.ignore_eos, message.sampling.seed = request.tokens_output, True, 1
     await asyncio.sleep(max(0.0, begin_s + request.arrival_us / 1e6 - time.monotonic()))
-    sent_s, times_s, cached = time.monotonic(), [], 0
+    sent_s, times_s, last = time.monotonic(), [], None
     async for response in stub.Generate(message, timeout=REQUEST_S_MAX):
         if response.WhichOneof("event") == "delta":
             times_s += [time.monotonic()] * len(response.delta.token_ids)
         elif response.WhichOneof("event") == "finished":
-            cached = response.finished.usage.tokens_cached
-    assert len(times_s) == request.tokens_output, f"{len(times_s)} tokens instead of {request.tokens_output}"
+            last = response.finished
+    assert last is not None and len(times_s) == request.tokens_output, (
+        f"{len(times_s)} tokens instead of {request.tokens_output}"
+    )
     tpot_ms = (times_s[-1] - times_s[0]) / max(len(times_s) - 1, 1) * 1e3
-    return Measured(times_s[0] - sent_s, tpot_ms, cached)
+    prefill, decode = last.prefill_instance or last.decode_instance, last.decode_instance
+    return Measured(times_s[0] - sent_s, tpot_ms, last.usage.tokens_cached, prefill, decode)

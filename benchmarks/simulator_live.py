@@ -1,11 +1,11 @@
 """Live against simulated: a local cluster of 2P + 2D replays a slice of a trace, and the simulator predicts it.
 
-python benchmarks/simulator_live.py CONVERSATION_TRACE [--count 120] [--speedup 0.6]
+python benchmarks/simulator_live.py CONVERSATION_TRACE [--start 1000] [--count 100] [--speedup 0.3]
 
 The cluster is real but for the arithmetic of its model: Conductor, gateway, workers, hand-off through shared memory and
 clients over gRPC are what is served; a toy engine pads each step to the time that the cost model below gives it
-(`live_paced_engine.py`). Prompts are a sixteenth of the trace's and answers an eighth, so that steps of tens of
-milliseconds suffice and the noise of a shared machine stays small beside them. The same slice, cost model and limits
+(`live_paced_engine.py`). Prompts are a sixteenth of the trace's and answers an eighth, so that steps of a tenth of a
+second suffice and the noise of a shared machine stays small beside them. The same slice, cost model and limits
 then run in the simulator. Each policy is measured in a cluster of its own.
 
 Rows: TTFT and TPOT live and simulated, the error of each, the median error over requests, and by how much the engines'
@@ -66,7 +66,22 @@ def simulate(workload: Workload, policy: str) -> list[Measured]:
     cluster.run()
     seen = [cluster.fronts[0].observed[index] for index in range(len(workload.requests))]
     assert all(each.end is End.COMPLETED for each in seen), "a simulated request failed"
-    return [Measured((e.first_token_us - e.arrival_us) / 1e6, tpot_us(e) / 1e3, e.tokens_cached) for e in seen]
+    return [
+        Measured((e.first_token_us - e.arrival_us) / 1e6, tpot_us(e) / 1e3, e.tokens_cached, e.prefill, e.decode)
+        for e in seen
+    ]
+
+
+def print_requests(workload: Workload, live: list[Measured], simulated: list[Measured]) -> None:
+    """Each request in both worlds."""
+    for request, one, other in zip(workload.requests, live, simulated, strict=True):
+        print(
+            f"{request.arrival_us / 1e6:7.2f} s {request.tokens_prompt:5} + {request.tokens_output:3} tokens | "
+            + " | ".join(
+                f"{e.prefill:>9} {e.decode:>9} cached {e.tokens_cached:5} TTFT {e.ttft_s:6.3f} TPOT {e.tpot_ms:6.1f}"
+                for e in (one, other)
+            )
+        )
 
 
 def compare(results: ResultFile, policy: str, live: list[Measured], simulated: list[Measured]) -> None:
@@ -101,11 +116,12 @@ def with_answers(workload: Workload) -> Workload:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--speedup", type=float, default=0.6)
+    parser.add_argument("--start", type=int, default=1_000)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--speedup", type=float, default=0.3)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--simulate-only", action="store_true", help="print what the simulator expects, write no rows")
+    parser.add_argument("--requests", action="store_true", help="print each request in both worlds")
     asked = parser.parse_args()
     trace = with_bursts_spread(sliced(read_trace(asked.trace), start=asked.start, count=asked.count))
     workload = with_answers(scaled(sped_up(trace, asked.speedup)))
@@ -129,6 +145,8 @@ def main() -> None:
         results.add(policy, "lateness of steps", lateness, "share of engine time")
         print(f"{policy}: {len(live)} requests in {time.monotonic() - begun_s:.0f} s", flush=True)
         measured[policy] = (live, simulate(workload, policy))
+        if asked.requests:
+            print_requests(workload, *measured[policy])
         compare(results, policy, *measured[policy])
     if len(measured) > 1:
         ranking(results, measured)
