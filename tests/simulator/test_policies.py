@@ -123,6 +123,14 @@ def test_mooncake_takes_the_least_predicted_ttft(
     assert context.notes.fetches.get(asked.request.key) == fetch
 
 
+def test_without_fetching_each_instance_counts_by_its_own_cache() -> None:
+    context = msgspec.structs.replace(CONTEXT, notes=type(CONTEXT.notes)())
+    policy = make_policy("mooncake-local", context)
+    assert names(choose(policy, query(1_000, {"p0": 800}), prefills(700, 0), decodes(0))) == ("p0", "d0")
+    assert names(choose(policy, query(1_000, {"p0": 800}), prefills(900, 0), decodes(0))) == ("p1", "d0")
+    assert not context.notes.fetches
+
+
 def test_mooncake_predicts_queue_transfer_and_prefill() -> None:
     policy = Mooncake(CONTEXT)
     (busy,) = prefills(300)
