@@ -8,8 +8,10 @@ from typing import Protocol
 import torch
 
 from engine.arch import ArchSpec
-from engine.attention.base import AttentionShape
+from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.registry import build_backend
+from engine.batch_invariant.mode import attention, check_batch_invariant, cpu_layer_ops, numerics
+from engine.batch_invariant.weights import fix_products
 from engine.fp8 import check_fp8, quantize
 from engine.layer_ops import LayerOps, TorchOps
 from engine.memory import EngineShape, checked_pages, read_capacity
@@ -43,6 +45,8 @@ class ModelInfo:
     device: torch.device
     dtype: torch.dtype
     pages_total: int
+    numerics: str = ""
+    """Of a batch-invariant engine: what the bits of its results depend on; empty for another."""
 
     @property
     def pages_bytes(self) -> int:
@@ -67,6 +71,7 @@ class Engine:
         self.card = info.card
         self.layout = info.layout
         self.kv_root = info.kv_root
+        self.numerics = info.numerics
         self.pages_total = info.pages_total
         self.pages = pages
         """[pages, layers, 2, kv_heads, block, dim] of the KV dtype."""
@@ -104,15 +109,20 @@ def read_model(
     files = open_model(model.path, model.name, model.max_model_len)
     device = resolve_device(engine.device, torch.cuda.is_available())
     shape = engine_shape(files, model, engine, scheduler, mesh, device)
+    own = ""
+    if engine.batch_invariant:
+        check_batch_invariant(model, engine, mesh, device)
+        own = numerics(device, shape.dtype, engine.threads)
     return ModelInfo(
         files=files,
         card=files.card,
         spec=files.spec,
         layout=shape.layout,
-        kv_root=kv_root(files, dtype_name(shape.dtype) + model.quantization, shape.layout),
+        kv_root=kv_root(files, dtype_name(shape.dtype) + model.quantization, shape.layout, own),
         device=device,
         dtype=shape.dtype,
         pages_total=checked_pages(shape, read_capacity(device, engine.gpu_memory_utilization)),
+        numerics=own,
     )
 
 
@@ -186,10 +196,10 @@ def load_engine(
         collectives=collectives,
     )
     pages = _pages(info, page_buffer, pages_trailer_bytes)
-    eager = Runner(built, pages, state, sampling)
+    eager = Runner(built, pages, state, sampling, sample_apart=engine.batch_invariant)
     runner: PlanRunner = eager
     if info.device.type == "cuda":
-        runner = graph_runner(eager, built, state, pages, info, scheduler, enabled=engine.cuda_graphs)
+        runner = graph_runner(eager, built, state, pages, info, scheduler, enabled=engine.uses_graphs)
     return Engine(info, pages, runner)
 
 
@@ -211,10 +221,27 @@ def build_model(
             check_fp8(quantization, info.dtype, info.device, parameters.layers[0])
             quantize(parameters)
             torch.cuda.empty_cache()  # what the weights were read into goes to the pages
-    shape = rank_shape(info.spec, mesh)
-    attention = AttentionShape(
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
+        if engine.batch_invariant:
+            fix_products(parameters)
+    prefill, decode = attention_backends(info, engine, mesh)
+    return DecoderModel(
+        info.spec,
+        parameters,
+        prefill,
+        decode,
+        layer_ops(info.device, batch_invariant=engine.batch_invariant),
+        positions_max=positions_max,
+        mesh=mesh,
+        collectives=collectives,
+    )
+
+
+def attention_backends(info: ModelInfo, engine: EngineConfig, mesh: Mesh) -> tuple[AttentionBackend, AttentionBackend]:
+    """For chunks and for decodes."""
+    heads = rank_shape(info.spec, mesh)
+    shape = AttentionShape(
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
         head_dim=info.spec.head_dim,
         block_size=info.layout.block_size,
         dtype=info.dtype,
@@ -222,16 +249,11 @@ def build_model(
         windowed=info.spec.windowed,
         soft_capped=info.spec.attention_soft_cap is not None,
     )
-    return DecoderModel(
-        info.spec,
-        parameters,
-        build_backend(prefill_backend(engine.attention_prefill, info.layout.dtype), "prefill", attention),
-        build_backend(engine.attention_decode, "decode", attention),
-        layer_ops(info.device),
-        positions_max=positions_max,
-        mesh=mesh,
-        collectives=collectives,
-    )
+    if engine.batch_invariant:
+        both = attention(shape)
+        return both, both
+    prefill = build_backend(prefill_backend(engine.attention_prefill, info.layout.dtype), "prefill", shape)
+    return prefill, build_backend(engine.attention_decode, "decode", shape)
 
 
 def prefill_backend(name: str, kv_dtype: str) -> str:
@@ -243,10 +265,10 @@ def prefill_backend(name: str, kv_dtype: str) -> str:
     return "triton"
 
 
-def layer_ops(device: torch.device) -> LayerOps:
-    """Fused kernels on a GPU. Imported here: a CPU engine needs no triton."""
+def layer_ops(device: torch.device, *, batch_invariant: bool = False) -> LayerOps:
+    """Fused kernels on a GPU, which know no neighbours. Imported here: a CPU engine needs no triton."""
     if device.type != "cuda":
-        return TorchOps()
+        return cpu_layer_ops() if batch_invariant else TorchOps()
     from segue_kernels.programmatic_launch import supports_pdl
 
     from engine.cuda.layer_ops import FusedOps

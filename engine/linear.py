@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.batch_invariant.weights import FixedWeight
 from engine.fp8 import Fp8Weight
 
 WIDE_OUT, FEW_TOKENS = 2048, 16
@@ -22,9 +23,12 @@ _HAS_ONEDNN: bool = (
 )
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+Weight = torch.Tensor | Fp8Weight | FixedWeight
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, in], weight [out, in] -> contiguous [tokens, out]."""
-    if isinstance(weight, Fp8Weight):
+    if not isinstance(weight, torch.Tensor):
         return weight.product(x, bias)
     tokens, wide = x.shape[0], weight.shape[0] >= WIDE_OUT
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -38,16 +42,18 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias: torch.Tensor
     return F.linear(x, weight, bias)
 
 
-def linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def linear_float32(x: torch.Tensor, weight: torch.Tensor | FixedWeight) -> torch.Tensor:
     """`linear` without a bias, in float32; on a GPU straight from the accumulators, without a rounded copy between."""
+    if isinstance(weight, FixedWeight):
+        return weight.product_float32(x)
     if x.device.type == "cuda" and x.dtype != torch.float32:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return linear(x, weight).float()
 
 
-def add_linear(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | Fp8Weight) -> None:
+def add_linear(residual: torch.Tensor, x: torch.Tensor, weight: Weight) -> None:
     """residual [tokens, out] += x W^T, within the product: one rounding, and a pass over memory less than apart."""
-    if isinstance(weight, Fp8Weight):
+    if not isinstance(weight, torch.Tensor):
         residual.add_(weight.product(x))
     else:
         residual.addmm_(x, weight.t())

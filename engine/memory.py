@@ -158,7 +158,7 @@ def _passing(shape: EngineShape) -> list[LedgerLine]:
 
         step_bytes = sum(line.bytes_taken for line in lines)
         lines += footprint.passing(
-            spec, mine, scheduler, shape.max_model_len, shape.engine.cuda_graphs, shape.dtype, step_bytes
+            spec, mine, scheduler, shape.max_model_len, shape.engine.uses_graphs, shape.dtype, step_bytes
         )
     return lines
 

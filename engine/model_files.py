@@ -98,10 +98,13 @@ def checked_length(max_model_len: int, spec: ArchSpec, source: str) -> int:
     return max_model_len or spec.max_position
 
 
-def kv_root(files: ModelFiles, dtype: str, layout: KvLayout) -> bytes:
-    """Root (32 bytes) of block-hash chains: equal roots mean that equal tokens have exchangeable K/V."""
+def kv_root(files: ModelFiles, dtype: str, layout: KvLayout, numerics: str = "") -> bytes:
+    """Root (32 bytes) of block-hash chains: equal roots mean that equal tokens have exchangeable K/V. `numerics`: what
+    else the bits depend on, where they are promised."""
+    promised = {"numerics": numerics} if numerics else {}
     return chain_root(
-        {
+        promised
+        | {
             "format": KV_FORMAT_VERSION,
             "weights": files.weights_digest,
             "tokenizer": hashlib.sha256(files.card.tokenizer_json.encode()).digest(),

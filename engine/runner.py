@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from engine import prompt_scores
+from engine.batch_invariant.apart import choose_apart
 from engine.model import StepInput
 from engine.row_state import RowState
 from engine.sampling_state import SampledTokens, SamplingState
@@ -60,11 +62,21 @@ class _Launched:
 class Runner:
     """One engine's rows on one device. Not thread-safe: one thread calls it."""
 
-    def __init__(self, model: StepModel, kv_pages: torch.Tensor, state: RowState, sampling: SamplingState) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        kv_pages: torch.Tensor,
+        state: RowState,
+        sampling: SamplingState,
+        *,
+        sample_apart: bool = False,
+    ) -> None:
+        """`sample_apart`: choose each row's token by itself, for batch-invariant engines."""
         self.model = model
         self.kv_pages = kv_pages
         self.state = state
         self.sampling = sampling
+        self._choose = partial(choose_apart, sampling) if sample_apart else sampling.choose
         self._launched: deque[_Launched] = deque()
 
     @torch.inference_mode()
@@ -124,7 +136,7 @@ class Runner:
         seqs = tuple(self.state.seq(row) for row in rows)
         chosen = batch.model_input.sampled
         logits = self.model.logits(hidden if chosen is None else hidden[chosen])
-        sampled = self.sampling.choose(logits, rows, batch.positions_device, batch.positions_sampled)
+        sampled = self._choose(logits, rows, batch.positions_device, batch.positions_sampled)
         self.state.append(batch.rows_device, batch.positions_device, sampled.tokens, list(rows))
         return SampledStep(rows, seqs, to_host(sampled), scored)
 

@@ -64,6 +64,9 @@ def up(
     pipeline_depth: Annotated[int | None, typer.Option(help="Steps planned ahead of the running one: 0 or 1.")] = None,
     steps_max: Annotated[int | None, typer.Option(help="Decode steps in one plan.")] = None,
     kv_connector: Annotated[str | None, typer.Option(help="How K/V moves: auto, shared_memory, tcp, cuda_ipc.")] = None,
+    batch_invariant: Annotated[
+        bool | None, typer.Option("--batch-invariant", help="Results have the same bits in every batch; slower.")
+    ] = None,
     attention_prefill: Annotated[str | None, typer.Option(help="Attention backend; auto, torch, triton.")] = None,
     attention_decode: Annotated[str | None, typer.Option(help="Attention backend; auto, torch, triton.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,

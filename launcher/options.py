@@ -23,6 +23,7 @@ OPTION_PATHS: dict[str, tuple[str, ...]] = {
     "max_model_len": ("model", "max_model_len"),
     "device": ("engine", "device"),
     "threads": ("engine", "threads"),
+    "batch_invariant": ("engine", "batch_invariant"),
     "attention_prefill": ("engine", "attention_prefill"),
     "attention_decode": ("engine", "attention_decode"),
     "block_size": ("engine", "block_size"),

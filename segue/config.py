@@ -52,6 +52,13 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     kv_dtype: str = "auto"
     """As `dtype`, or fp8 (GPU); auto: the model's."""
     cuda_graphs: bool = True
+    batch_invariant: bool = False
+    """A request's tokens and log-probabilities have the same bits whatever else is computed with it."""
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Graphs choose kernels by the size of a step, which a batch-invariant engine must not."""
+        return self.cuda_graphs and not self.batch_invariant
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):

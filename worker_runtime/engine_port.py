@@ -22,6 +22,10 @@ class EnginePort(Protocol):
     def kv_root(self) -> bytes: ...
 
     @property
+    def numerics(self) -> str:
+        """What the bits of results depend on, where they are promised; else empty."""
+
+    @property
     def pages_total(self) -> int: ...
 
     def launch(self, plan: BatchPlan) -> None: ...

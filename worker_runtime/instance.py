@@ -236,6 +236,7 @@ class Instance:
             model=config.model.name or engine.card.name,
             card_digest=engine.card.digest,
             kv_root=engine.kv_root.hex(),
+            numerics=engine.numerics,
             layout=engine.layout,
             pages_total=engine.pages_total,
             max_model_len=engine.card.max_model_len,

@@ -103,6 +103,7 @@ class ToyEngine:
         self.card = toy_card(max_model_len)
         self.layout = toy_layout(block_size)
         self.kv_root = chain_root({"toy": 1, "block_size": block_size})
+        self.numerics = ""
         self.pages_total = pages_total
         self.buffer = memoryview(bytearray(pages_total * self.layout.page_bytes)) if buffer is None else buffer
         self._rows: dict[int, _Row] = {}

@@ -40,6 +40,7 @@ def test_instances_of_one_model_and_layout_fit() -> None:
     [
         ({"wire_version": WIRE_VERSION + 1}, "wire version"),
         ({"model": "other"}, "model"),
+        ({"numerics": "cpu AVX2"}, "batch-invariant arithmetic"),
         ({"kv_root": "bb"}, "weights, tokenizer or attention configuration"),
         ({"layout": msgspec.structs.replace(LAYOUT, dtype="bfloat16")}, "KV dtype"),
         ({"layout": msgspec.structs.replace(LAYOUT, block_size=64)}, "block size"),
