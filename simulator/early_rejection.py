@@ -6,6 +6,10 @@
 | mooncake-early | at arrival, by D's load of that moment: what is on its way through P is not seen, and P and D swing |
 | mooncake-predicted | at arrival, by D's load at landing: every decode takes the same time `t_d`; pipeline included |
 
+The `-checked` forms look again at landing, as the baseline does: section 3 of the paper says of its serving system that
+the local scheduler of the decode instance checks the objective once more, and may waste a prefill; section 7 does not
+say whether it did in the comparison.
+
 All refuse at arrival what would miss the objective of TTFT. Load of D is the step time of its batch against the
 objective of TPOT; D is the least loaded, and P the one with the least predicted TTFT by its own cache (`Mooncake`).
 """
@@ -25,17 +29,25 @@ RETRY_AFTER_MS = 1_000
 
 
 class EarlyRejection:
-    """`uniform_decode_us` is t_d; 0: by the load of the moment. `late`: D is asked at landing instead."""
+    """`uniform_decode_us` is t_d; 0: by the load of the moment. `at_arrival`, `at_landing`: when D is asked."""
 
-    def __init__(self, context: PolicyContext, *, uniform_decode_us: float = 0.0, late: bool = False) -> None:
+    def __init__(
+        self,
+        context: PolicyContext,
+        *,
+        uniform_decode_us: float = 0.0,
+        at_arrival: bool = True,
+        at_landing: bool = False,
+    ) -> None:
         self._context = context
         self._mooncake = Mooncake(context)
         self._uniform_us = uniform_decode_us
-        self._late = late
+        self._asks_at_arrival = at_arrival
+        self._asks_at_landing = at_landing
         self._landings: dict[str, deque[tuple[float, int]]] = {}
         """(predicted landing, tokens) of what was sent to each decode instance."""
         self._decodes: dict[AttemptRef, tuple[Instance, int]] = {}
-        if late:
+        if at_landing:
             context.notes.at_landing = self._at_landing
 
     def rank(self, query: Query, candidates: Candidates, health: HealthBook) -> list[Choice] | Refusal:
@@ -53,10 +65,10 @@ class EarlyRejection:
         landing_us = query.now_us + ttft_us
         decode = least(query, decodes, lambda instance: self._tbt_us(instance, known, landing_us))
         tbt_us = self._tbt_us(decode, known, landing_us)
-        if not self._late and tbt_us > self._context.slo_tpot_us:
+        if self._asks_at_arrival and tbt_us > self._context.slo_tpot_us:
             return _refusal("decode", f"TBT {tbt_us / 1e3:.1f} ms predicted")
         self._landings.setdefault(decode.uuid, deque()).append((landing_us, known))
-        if self._late:
+        if self._asks_at_landing:
             self._decodes[query.request.key] = (decode, known)
         return [pair_choice(query, prefill, decode)]
 

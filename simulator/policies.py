@@ -322,9 +322,13 @@ POLICIES: Mapping[str, Callable[[PolicyContext], RoutingPolicy]] = {
     "least-loaded": least_loaded,
     "mooncake": Mooncake,
     "mooncake-local": lambda context: Mooncake(context, threshold=math.inf),
-    "mooncake-baseline": lambda context: _early_rejection(context, late=True),
+    "mooncake-baseline": lambda context: _early_rejection(context, at_arrival=False, at_landing=True),
     "mooncake-early": lambda context: _early_rejection(context),
+    "mooncake-early-checked": lambda context: _early_rejection(context, at_landing=True),
     "mooncake-predicted": lambda context: _early_rejection(context, uniform_decode_us=context.uniform_decode_us),
+    "mooncake-predicted-checked": lambda context: _early_rejection(
+        context, uniform_decode_us=context.uniform_decode_us, at_landing=True
+    ),
     "dynamo": Dynamo,
     "sglang": sglang,
     "llm-d": llm_d,

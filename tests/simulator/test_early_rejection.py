@@ -96,6 +96,12 @@ def test_early_rejection_wastes_nothing(policy: str) -> None:
     assert summary.tokens_wasted == 0
 
 
+def test_a_second_look_at_landing_keeps_the_objective_and_wastes_prefills() -> None:
+    once, twice = (figures(policy, overload()) for policy in ("mooncake-early", "mooncake-early-checked"))
+    assert once.tokens_wasted == 0 < twice.tokens_wasted
+    assert twice.attainment_accepted > once.attainment_accepted
+
+
 def test_the_load_of_the_moment_does_not_see_the_pipeline() -> None:
     """Forty at once find an idle D: early rejection takes them all, the prediction only what fits at landing."""
     crowd = Workload(name="crowd", requests=[WorkloadRequest(1_500_000, 4_000, 100) for _ in range(30)])

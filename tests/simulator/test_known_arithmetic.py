@@ -1,4 +1,4 @@
-"""What is known without a simulator: a cached prefix saves attention too, and a batch that waits for its last wastes."""
+"""Known without a simulator: a cached prefix saves attention too, and static batches wait for their longest."""
 
 from __future__ import annotations
 
