@@ -54,7 +54,7 @@ def reference(case: PagedCase, layer: int, window: int | None = None, soft_cap: 
     )
 
 
-@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("on_host", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "queries", [[1, 40, 3, 9], [1, 1, 1, 1], [2, 1, 8, 4], [60, 40, 9, 33]], ids=["mixed", "one", "short", "long"]
 )

@@ -98,7 +98,7 @@ def test_slices_on_a_long_prefix_see_all_of_it_and_their_own_past(device: torch.
     assert decode_error(case, queries_max=16, soft_cap=0.7, tiling=tiling) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("heads", [2, 10])
+@pytest.mark.parametrize("heads", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_many_rows_are_merged_in_blocks_of_heads(heads: int, device: torch.device) -> None:
     """More rows than `combine_blocks` takes for few, fewer and more heads than a block, with one to seven splits."""
     lengths = [1, 15, 16, 17, 33, 100, 112, *range(20, 32)]

@@ -72,7 +72,7 @@ def test_head_dims_and_dtypes(dim: int, dtype: torch.dtype, device: torch.device
 
 
 @pytest.mark.parametrize("block", [1, 16, 24, 64])
-@pytest.mark.parametrize("counts_on_host", [False, True])
+@pytest.mark.parametrize("counts_on_host", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_page_sizes_and_ragged_rows(block: int, counts_on_host: bool, device: torch.device) -> None:
     case = paged_case(
         [16, 65, 90, 1],
