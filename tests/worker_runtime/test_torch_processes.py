@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from front_rig import Front, WorkerProcess, real_command, worker_config
@@ -15,6 +16,7 @@ from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
 from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.manifest import Role
+from segue.plan import TokenLogprobs
 from segue.sampling_params import SamplingParams
 
 VOCAB = 97
@@ -52,38 +54,49 @@ def prompts() -> list[list[int]]:
     return [torch.randint(2, VOCAB, (length,), generator=generator).tolist() for length in (1, 7, 8, 9, 31, 64, 90)]
 
 
-def alone(model_path: Path, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """The same request on an engine of this process, nothing handed over."""
-    engine = load_engine(ModelConfig(path=str(model_path)), ENGINE, SCHEDULER)
+def alone(
+    model_path: Path, prompt: list[int], sampling: SamplingParams, config: EngineConfig = ENGINE
+) -> tuple[list[int], list[TokenLogprobs]]:
+    """The same request on an engine of this process, nothing handed over: its tokens and their log-probabilities."""
+    engine = load_engine(ModelConfig(path=str(model_path)), config, SCHEDULER)
     pool = BlockPool(engine.pages_total, engine.layout.block_size)
     planner = BatchPlanner(pool, PlannerLimits(8, 24, engine.card.max_model_len), engine.card.eos_ids)
     planner.add(1, prompt, len(prompt), sampling, engine.kv_root, order=1)
     tokens: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     while (plan := planner.plan()) is not None:
         engine.launch(plan)
         for update in planner.finished(engine.collect()):
             tokens += update.tokens
+            logprobs += update.logprobs or []
     engine.close()
-    return tokens
+    return tokens, logprobs
+
+
+def pair(
+    front: Front, model_path: Path, runtime_dir: Path, engine: EngineConfig, schedulers: list[SchedulerConfig]
+) -> list[WorkerProcess]:
+    """P and D."""
+    return [
+        WorkerProcess(
+            worker_config(
+                front,
+                role,
+                runtime_dir,
+                model=ModelConfig(path=str(model_path), name="llama"),
+                engine=engine,
+                scheduler=scheduler,
+            ),
+            real_command(role),
+        )
+        for role, scheduler in zip((Role.PREFILL, Role.DECODE), schedulers, strict=True)
+    ]
 
 
 async def test_handed_off_tokens_equal_those_of_one_process(model_path: Path, tmp_path: Path) -> None:
     front = Front()
     await front.start()
-    workers = [
-        WorkerProcess(
-            worker_config(
-                front,
-                role,
-                tmp_path,
-                model=ModelConfig(path=str(model_path), name="llama"),
-                engine=ENGINE,
-                scheduler=SCHEDULER,
-            ),
-            real_command(role),
-        )
-        for role in (Role.PREFILL, Role.DECODE)
-    ]
+    workers = pair(front, model_path, tmp_path, ENGINE, [SCHEDULER, SCHEDULER])
     for worker in workers:
         await worker.start()
     for worker in workers:
@@ -95,6 +108,29 @@ async def test_handed_off_tokens_equal_those_of_one_process(model_path: Path, tm
     ]
     await front.until(lambda: all(front.finish(key) for key in keys))
     for key, (prompt, sampling) in zip(keys, requests, strict=True):
-        assert front.generated(key) == alone(model_path, prompt, sampling)
+        assert front.generated(key) == alone(model_path, prompt, sampling)[0]
+    assert [await worker.stop() for worker in workers] == [0, 0]
+    await front.close()
+
+
+async def test_batch_invariant_pairs_give_the_bits_of_one_process(model_path: Path, tmp_path: Path) -> None:
+    """P computes in small chunks, D many rows at a time; the one process has whole prompts and one row."""
+    front = Front()
+    await front.start()
+    engine = msgspec.structs.replace(ENGINE, batch_invariant=True)
+    chunks = msgspec.structs.replace(SCHEDULER, max_num_batched_tokens=10)
+    workers = pair(front, model_path, tmp_path, engine, [chunks, SCHEDULER])
+    for worker in workers:
+        await worker.start()
+    for worker in workers:
+        await worker.ready()
+    keys = [
+        front.submit(f"r{number}", prompt, SEEDED, prefill="prefill-0", decode="decode-0")
+        for number, prompt in enumerate(prompts())
+    ]
+    await front.until(lambda: all(front.finish(key) for key in keys))
+    for key, prompt in zip(keys, prompts(), strict=True):
+        reported = [entry for delta in front.deltas[key] for entry in delta.logprobs or []]
+        assert (front.generated(key), reported) == alone(model_path, prompt, SEEDED, engine)
     assert [await worker.stop() for worker in workers] == [0, 0]
     await front.close()
