@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from conductor.core.attempt import Attempt
 from conductor.core.decisions import CancelAttempt
 from conductor.core.events import RequestArrived
-from conductor.core.expected_prefixes import ExpectedPrefixes
 from conductor.core.fleet import Fleet
 from conductor.core.instance import Instance, Share
 from conductor.core.ledger import Ledger
+from conductor.core.live_chains import LiveChains
 from conductor.core.policy import Choice
 from segue.ids import InstanceRef
 from segue.worker_messages import OutcomeKind
@@ -22,7 +20,9 @@ class Attempts:
     """At most one live attempt per request id."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.expected = ExpectedPrefixes()
+        self.expected = LiveChains()
+        """Prefixes that are being computed: what the KV events will say in a moment. Without them a burst of siblings
+        with one new prefix would spread over all instances, each computing it again."""
         self._fleet = fleet
         self._ledger = Ledger()
         self._live: dict[str, Attempt] = {}
@@ -37,18 +37,39 @@ class Attempts:
         """Book what `choice` needs; the capacity was checked by the policy in this very step."""
         decode, prefill = choice.decode, choice.prefill
         attempt = Attempt(request, None if prefill is None else prefill.ref, decode.ref)
-        pages = decode.pages_missing(request.tokens_known + tokens_growth, choice.held_decode)
-        kv_tokens = request.tokens_known + tokens_growth // 2
-        computed = Share(choice.tokens_compute, 0, choice.compute_us)
-        share = replace(computed if prefill is None else Share(0, 0), pages=pages, kv_tokens=kv_tokens)
-        self._ledger.reserve(attempt.key, decode, share, now_us)
+        self._book(decode, request, choice, choice.held_decode, tokens_growth, now_us, computes=prefill is None)
         if prefill is not None:
-            share = replace(computed, pages=prefill.pages_missing(request.tokens_known, choice.held_prefill))
-            self._ledger.reserve(attempt.key, prefill, share, now_us)
+            self._book(prefill, request, choice, choice.held_prefill, 0, now_us, computes=True)
         if choice.tokens_compute:
             self.expected.add(attempt.key, (prefill or decode).uuid, request.block_hashes)
         self._live[request.request_id] = attempt
         return attempt
+
+    def _book(
+        self,
+        instance: Instance,
+        request: RequestArrived,
+        choice: Choice,
+        tokens_held: int,
+        tokens_growth: int,
+        now_us: int,
+        *,
+        computes: bool,
+    ) -> None:
+        pages = instance.pages_for(request.tokens_known + tokens_growth)
+        share = Share(
+            tokens=choice.tokens_compute if computes else 0,
+            pages=max(0, pages - len(request.block_hashes)),
+            pages_fresh=pages - tokens_held // instance.block_size,
+            compute_us=choice.compute_us if computes else 0.0,
+            kv_tokens=request.tokens_known + tokens_growth // 2 if instance is choice.decode else 0,
+        )
+        self._ledger.reserve(request.key, instance, share, now_us, request.block_hashes)
+
+    @property
+    def in_use(self) -> LiveChains:
+        """Blocks of live attempts by the instances that have pages for them."""
+        return self._ledger.in_use
 
     def report(self, attempt: Attempt, reporter: InstanceRef, kind: OutcomeKind, now_us: int) -> bool:
         """Apply one outcome and release what it frees; False when it was late or repeated."""
@@ -65,13 +86,13 @@ class Attempts:
             if ref not in live:
                 self._release(attempt, ref)
         if (attempt.prefill or attempt.decode) not in live:
-            self.expected.drop(attempt.key)
+            self._forget_expected(attempt)
         return True
 
     def end(self, attempt: Attempt, reason: str, told: InstanceRef | None = None) -> list[CancelAttempt]:
         """Forget the attempt. The sides that still hold something are to be told, except `told`, which told us."""
         del self._live[attempt.key.request_id]
-        self.expected.drop(attempt.key)
+        self._forget_expected(attempt)
         for ref in attempt.sides():
             self._release(attempt, ref)
         return [
@@ -85,6 +106,7 @@ class Attempts:
 
     def check(self) -> None:
         self._ledger.check(self._fleet.instances)
+        self.expected.check()
         booked = set(self._ledger.keys())
         live = {(attempt.key, ref) for attempt in self._live.values() for ref in attempt.live_sides()}
         assert booked == live, "booked capacity is not that of the live sides"
@@ -92,6 +114,9 @@ class Attempts:
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._live.values())
+
+    def _forget_expected(self, attempt: Attempt) -> None:
+        self.expected.drop(attempt.key, (attempt.prefill or attempt.decode).uuid)
 
     def _release(self, attempt: Attempt, ref: InstanceRef) -> None:
         instance: Instance | None = self._fleet.find(ref)

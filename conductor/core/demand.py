@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from conductor.core.instance import Instance
-from conductor.core.pricing import loss_slope
+from conductor.core.pricing import loss, loss_slope
 
 MEAN_OVER_US = 10_000_000
 
@@ -78,6 +78,8 @@ class MemoryDemand:
         self._pages = 0.0
         self._requests = 0.0
         self._pages_total = 1
+        self._pages_lasting = 0
+        self._used = 0.0
         self._stay_us = 0.0
 
     def look(self, now_us: int, pool: Sequence[Instance], stay_us: float) -> None:
@@ -85,6 +87,8 @@ class MemoryDemand:
         pages = sum(instance.pages_taken for instance in pool)
         requests = sum(instance.rows_taken for instance in pool)
         self._pages_total = sum(instance.manifest.pages_total for instance in pool) or 1
+        self._pages_lasting = sum(instance.pages_shared + instance.others_pages for instance in pool)
+        self._used = sum(instance.pages_used for instance in pool) / self._pages_total
         self._stay_us = stay_us
         if self._seen_us is not None:
             booked = max(0, requests - self._requests_seen)
@@ -96,30 +100,49 @@ class MemoryDemand:
 
     def arrivals(self, us: float, instances: int) -> float:
         """Requests that land on one of so many instances within `us`."""
-        rate = self._requests / self._us if self._requests > RATE_OVER / 4 and self._us else 0.0
+        rate = self._requests / self._us if self._has_rate else 0.0
         return rate * us / max(instances, 1)
+
+    def drain_us(self, pages: int, instance: Instance) -> float:
+        """Until so many pages have left: all of them do within an answer's time."""
+        return pages / instance.manifest.pages_total * self._stay_us
 
     @property
     def pressure(self) -> float:
-        """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for."""
-        return self._pages * self._stayed / self._pages_total
+        """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for. Those that are
+        shared stay for as long as others come to share them."""
+        stayed = self._stay_us / self._us if self._has_rate else 0.0
+        return (self._pages_lasting + self._pages * stayed) / self._pages_total
 
     @property
-    def _stayed(self) -> float:
-        """Answer times that the rate was observed over; before there is a rate it is none."""
-        return self._stay_us / self._us if self._requests > RATE_OVER / 4 and self._us else 0.0
+    def _has_rate(self) -> bool:
+        return self._requests > RATE_OVER / 4 and self._us > 0.0
 
     def loss(self, pages: int, instance: Instance, target_us: float) -> float:
-        """To those who find no room, of `pages` more at `instance`.
+        """To those who come in the meantime, of `pages` more that stay at `instance` for an answer's time.
 
-        Who comes to a full pool waits until its pages leave: of `pages_total` that leave within `stay_us`, so many of
-        them. Behind it wait those who arrive meanwhile.
+        With F(fullness) what a request loses by waiting for memory, `fullness / share` of them come within that time,
+        where `share` is what one takes of the pool; each is met by a pool that is `pages / total` fuller.
         """
-        total, pressure = instance.manifest.pages_total, self.pressure
-        fullness = max(pressure, (instance.pages_used + pages) / total)
-        delay_us = pages / total * self._stay_us
-        excess_us = self._stay_us * max(0.0, pressure - 1.0)
-        wait_us = excess_us + min(1.0, fullness) ** FULL_POWER * delay_us
-        behind = excess_us / max(self._stay_us, 1.0) * self._requests * self._stayed * total / self._pages_total
-        slope = loss_slope(wait_us / target_us) / target_us
-        return min(1.0, fullness) ** FULL_POWER * delay_us * slope * (1.0 + behind)
+        total = instance.manifest.pages_total
+        own = max(self._pages / self._requests, 1.0) if self._has_rate else float(max(pages, 1))
+        fullness = max(self.pressure, self._used) + instance.pages_used / total - self._used
+        if fullness <= 0.0:
+            return 0.0
+        return fullness * pages / own * self._waiting_slope(fullness, own / total, target_us)
+
+    def _waiting_slope(self, fullness: float, share: float, target_us: float) -> float:
+        """F': F is how likely the pool is full, times the loss of the wait until there is room.
+
+        The wait is that of a queue with 1 / share places over one answer's time T: T share / (1 - fullness) well below
+        1, T (fullness - 1) well above it, and between them the coordinate transformation that joins the two.
+        """
+        over = fullness - 1.0
+        root = math.sqrt(over * over + 4.0 * share)
+        wait_us = self._stay_us * (over + root) / 2.0
+        wait_slope_us = self._stay_us * (1.0 + over / root) / 2.0
+        full = min(fullness, 1.0) ** FULL_POWER
+        full_slope = FULL_POWER * fullness ** (FULL_POWER - 1) if fullness < 1.0 else 0.0
+        return (
+            full_slope * loss(wait_us / target_us) + full * loss_slope(wait_us / target_us) * wait_slope_us / target_us
+        )

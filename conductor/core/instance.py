@@ -36,10 +36,13 @@ PREFILL_SHARE_MAX = 0.9
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
-    """What one attempt books on one instance: prompt tokens to compute, KV pages, and one row."""
+    """What one attempt books on one instance: prompt tokens to compute, KV pages beyond the full blocks of its prompt,
+    and one row."""
 
     tokens: int
     pages: int
+    pages_fresh: int = 0
+    """Of all its pages those that are not in the cache: they are taken from the free ones, or push others out."""
     compute_us: float = 0.0
     """Predicted time of computing `tokens`."""
     kv_tokens: int = 0
@@ -69,6 +72,8 @@ class Instance:
         """Booked prompts that are not computed yet."""
         self.pages_free = manifest.pages_total
         """Pages that hold nothing: as last reported, less what was booked since."""
+        self.pages_shared = 0
+        """Booked pages that more than one attempt uses."""
         self.pages_taken = 0
         self.rows_taken = 0
         """All that was ever booked: how fast they grow is the demand."""
@@ -84,11 +89,6 @@ class Instance:
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
-
-    def pages_missing(self, tokens: int, tokens_held: int) -> int:
-        """Pages that a sequence of `tokens` adds: full blocks that the instance holds are shared. Where a shared block
-        was only cached, it comes into use as well; the next report shows it among the others' pages."""
-        return self.pages_for(tokens) - tokens_held // self.block_size
 
     @property
     def tokens_queued(self) -> int:

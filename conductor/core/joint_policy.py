@@ -26,7 +26,15 @@ from conductor.core.demand import MemoryDemand, PrefillDemand
 from conductor.core.fleet import Candidates
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
-from conductor.core.policy import Choice, Query, can_compute_locally, can_decode, can_prefill, computes_at_decode
+from conductor.core.policy import (
+    Choice,
+    Query,
+    can_compute_locally,
+    can_decode,
+    can_prefill,
+    computes_at_decode,
+    pages_short,
+)
 from conductor.core.pricing import loss
 from conductor.core.rendezvous import weight
 from conductor.core.shortlist import least_loaded, longest_prefixes
@@ -34,6 +42,11 @@ from conductor.core.sides import DecodeSide, PrefillSide, Supply, Weigher
 
 PAIRED_MAX = 3
 """Best prefill and decode instances that are paired up."""
+
+OVERBOOKED_SHARE = 0.25
+"""Pages that an instance without prefill instances beside it may have booked beyond those it has. Room is booked for
+half of every answer's growth, which is there for a while yet, and a request that waits for the one instance with its
+prefix would hold up here those who want others. What is more waits here, where it can still be placed anywhere."""
 
 LOOK_EVERY_US = 10_000
 """Demand is a mean over seconds; looking at every instance for each request of a burst adds nothing to it."""
@@ -63,7 +76,10 @@ class JointPolicy:
         choices = _locals(weigher, candidates, pool, loads)
         if candidates.prefills and candidates.decodes:
             choices += _pairs(weigher, candidates, loads)
-        return sorted(choices, key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
+        choices.sort(key=lambda choice: (choice.cost, -_choice_weight(query.tie_hash, choice)))
+        if choices and not _is_ready(query, choices[0]):
+            return []
+        return [choice for choice in choices if _is_ready(query, choice)]
 
     def _look(self, query: Query, candidates: Candidates) -> None:
         self._looked_us = query.now_us
@@ -101,8 +117,9 @@ def _pairs(weigher: Weigher, candidates: Candidates, decode_loads: Sequence[floa
 
 def _locals(weigher: Weigher, candidates: Candidates, pool: Sequence[Instance], loads: Sequence[float]) -> list[Choice]:
     query = weigher.query
-    chosen = least_loaded(query, pool, loads, can_compute_locally)
-    chosen += longest_prefixes(query, candidates.decodes_by_uuid, query.held_soon, can_compute_locally)
+    fits = can_decode if candidates.prefills else can_compute_locally
+    chosen = least_loaded(query, pool, loads, fits)
+    chosen += longest_prefixes(query, candidates.decodes_by_uuid, query.held_soon, fits)
     return [_local(weigher, instance, bool(candidates.prefills)) for instance in _once(chosen)]
 
 
@@ -116,6 +133,14 @@ def _decode_loads(weigher: Weigher, pool: Sequence[Instance]) -> list[float]:
         + (each.booked_tokens + each.others_tokens) * token_us
         for each in pool
     ]
+
+
+def _is_ready(query: Query, choice: Choice) -> bool:
+    """Whether the choice can be taken now, or is worth waiting for here. Beside prefill instances all have room: who
+    waits for pages at a decode instance keeps those out that another one has computed for."""
+    if choice.prefill is not None:
+        return True
+    return pages_short(query, choice.decode) <= OVERBOOKED_SHARE * choice.decode.manifest.pages_total
 
 
 def _once(instances: Sequence[Instance]) -> list[Instance]:

@@ -94,7 +94,7 @@ class ConductorCore:
         self._placement = Placement(
             self.fleet,
             self.index,
-            self._attempts.expected,
+            self._attempts,
             self._health,
             self._growth,
             policy or JointPolicy(),

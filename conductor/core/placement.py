@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from conductor.core.attempts import Attempts
 from conductor.core.beliefs import Beliefs
 from conductor.core.decisions import Reject
 from conductor.core.events import RequestArrived
-from conductor.core.expected_prefixes import ExpectedPrefixes
 from conductor.core.fleet import Candidates, Fleet
 from conductor.core.growth import GrowthPredictor
 from conductor.core.health import HealthBook
@@ -37,7 +37,7 @@ class Placement:
         self,
         fleet: Fleet,
         index: PrefixIndex,
-        expected: ExpectedPrefixes,
+        attempts: Attempts,
         health: HealthBook,
         growth: GrowthPredictor,
         policy: RoutingPolicy,
@@ -45,7 +45,7 @@ class Placement:
     ) -> None:
         self._fleet = fleet
         self._index = index
-        self._expected = expected
+        self._attempts = attempts
         self._health = health
         self._growth = growth
         self._policy = policy
@@ -74,7 +74,7 @@ class Placement:
         assert group is not None, "refusal() was asked first"
         held = self._index.match(request.block_hashes)
         held_soon = dict(held)
-        for uuid, blocks in self._expected.match(request.block_hashes).items():
+        for uuid, blocks in self._attempts.expected.match(request.block_hashes).items():
             held_soon[uuid] = max(blocks, held.get(uuid, 0))
         block_size = group.representative.layout.block_size
         query = Query(
@@ -84,6 +84,7 @@ class Placement:
             tokens_answer=max(1, self._growth.expect(*_generated_and_left(request))),
             held=usable_tokens(held, block_size, request.tokens_known),
             held_soon=usable_tokens(held_soon, block_size, request.tokens_known),
+            blocks_in_use=self._attempts.in_use.match(request.block_hashes),
             now_us=now_us,
             tie_hash=stable_hash(request.block_hashes[0] if request.block_hashes else request.request_id.encode()),
             waited_us=waited_us,

@@ -32,6 +32,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """What instances hold now (believed KV events)."""
     held_soon: Mapping[str, int]
     """What they hold now, or will when their live attempts are computed."""
+    blocks_in_use: Mapping[str, int] = {}
+    """Leading blocks of the prompt for which live attempts have pages there: sharing them takes no room."""
     now_us: int
     tie_hash: int
     """Of the prefix root: equals are ordered by rendezvous of this and the instance."""
@@ -56,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     tokens_cached: int
     cost: float
     held_prefill: int = 0
-    """Usable prefix tokens that P holds, and D: their pages are shared, not booked again."""
+    """Usable prefix tokens that P holds, and D: their pages need not be found."""
     held_decode: int = 0
     compute_us: float = 0.0
     """Predicted time of computing `tokens_compute`, where the policy predicts."""
@@ -96,12 +98,17 @@ def tokens_lacking(query: Query, instance: Instance) -> int:
     return query.request.tokens_known - query.held.get(instance.uuid, 0)
 
 
+def pages_added(query: Query, instance: Instance, tokens: int) -> int:
+    """Pages that come into use with a sequence of `tokens`, whose prompt this is. A block that is only cached does."""
+    return instance.pages_for(tokens) - query.blocks_in_use.get(instance.uuid, 0)
+
+
 def can_prefill(query: Query, instance: Instance) -> bool:
     """Room for the prompt, and a queue short enough."""
     known = query.request.tokens_known
     if query.now_us < instance.refused_until_us or known > instance.tokens_capacity:
         return False
-    if not instance.has_room(instance.pages_missing(known, query.held_soon.get(instance.uuid, 0))):
+    if not instance.has_room(pages_added(query, instance, known)):
         return False
     queue_max = PREFILL_BATCHES_QUEUED_MAX * instance.manifest.max_num_batched_tokens
     return (
@@ -111,21 +118,21 @@ def can_prefill(query: Query, instance: Instance) -> bool:
 
 
 def can_decode(query: Query, instance: Instance) -> bool:
-    """Room for what is missing of the prompt, and for the predicted growth."""
-    return _has_room_to_decode(query, instance, query.held)
+    """Room for the prompt and the predicted growth."""
+    return can_compute_locally(query, instance) and pages_short(query, instance) <= 0
 
 
 def can_compute_locally(query: Query, instance: Instance) -> bool:
-    """As `can_decode`, in an instance where a prefix that is being computed will be shared."""
-    return _has_room_to_decode(query, instance, query.held_soon)
-
-
-def _has_room_to_decode(query: Query, instance: Instance, held: Mapping[str, int]) -> bool:
-    request = query.request
-    if query.now_us < instance.refused_until_us or request.tokens_max > instance.tokens_capacity:
+    """A place in the batch; the room may come later, because nobody else waits for it in the meantime."""
+    if query.now_us < instance.refused_until_us or query.request.tokens_max > instance.tokens_capacity:
         return False
-    tokens = request.tokens_known + query.tokens_growth
-    return instance.has_room(instance.pages_missing(tokens, held.get(instance.uuid, 0)))
+    return instance.rows_used < instance.manifest.max_num_seqs
+
+
+def pages_short(query: Query, instance: Instance) -> int:
+    """Pages that have to come free before a decode instance has room; below 1 it has."""
+    tokens = query.request.tokens_known + query.tokens_growth
+    return instance.pages_used + pages_added(query, instance, tokens) - instance.manifest.pages_total
 
 
 def computes_at_decode(query: Query, decode: Instance) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 from conductor.core.demand import MemoryDemand, PrefillDemand
 from conductor.core.health import HealthBook
 from conductor.core.instance import Instance
-from conductor.core.policy import Query
+from conductor.core.policy import Query, pages_added, pages_short
 from conductor.core.pricing import loss
 
 TPOT_SCATTER = 2.0
@@ -110,7 +110,7 @@ class Weigher:
     def local(self, instance: Instance) -> tuple[PrefillSide, DecodeSide]:
         """Of both at one instance: its rows also lose the time that the prefill takes from them."""
         held = self.query.held_soon.get(instance.uuid, 0)
-        queue_us = self._queue_us(instance) + self.penalty_us(instance)
+        queue_us = max(self._queue_us(instance), self.memory_wait_us(instance)) + self.penalty_us(instance)
         fetched, fetch_us = self._fetch(instance, held)
         sides = self._local(instance, held, 0, queue_us)
         if fetched:
@@ -141,6 +141,10 @@ class Weigher:
     def landing_wait_us(self, ttft_us: float, decode: Instance) -> float:
         """What D has still to prefill for others when the first token is there."""
         return max(0.0, self._queue_us(decode) - ttft_us + self.query.waited_us)
+
+    def memory_wait_us(self, decode: Instance) -> float:
+        """Until D has room, where it has none yet."""
+        return self._memory.drain_us(max(0, pages_short(self.query, decode)), decode)
 
     def tail_us(self, prefill: PrefillSide, decode: DecodeSide) -> float:
         """From the first token until D has every page: pages go as they are computed, so what remains is the last
@@ -200,10 +204,10 @@ class Weigher:
     def _room(self, instance: Instance, held: int) -> float:
         """Of the memory that the request takes: what is evicted, and the wait of those who find the pool full."""
         tokens = self.known + self.query.tokens_growth
-        pages = instance.pages_missing(tokens, held)
+        pages = pages_added(self.query, instance, tokens)
         waiting = self._memory.loss(pages, instance, self.query.beliefs.targets.ttft_us)
         return waiting + self._eviction(instance, tokens, held)
 
     def _eviction(self, instance: Instance, tokens: int, held: int) -> float:
-        evicted = instance.pages_missing(tokens, held) - instance.pages_free
+        evicted = instance.pages_for(tokens) - held // instance.block_size - instance.pages_free
         return evicted * instance.block_size * self._page_loss_token if evicted > 0 else 0.0

@@ -4,13 +4,12 @@ from random import Random
 
 import msgspec
 import pytest
-from conductor_world import chain, manifest, request
+from conductor_world import manifest, request
 from front_process import CARD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.core.admission_queue import WAIT_US_MAX, AdmissionQueue
-from conductor.core.expected_prefixes import SIBLINGS_MAX, ExpectedPrefixes, common_prefix
 from conductor.core.growth import GROWTH_TOKENS_DEFAULT, LENGTHS_KEPT, QuantileGrowth
 from conductor.core.health import HALF_LIFE_US, Health, HealthBook
 from conductor.core.rendezvous import stable_hash, weight
@@ -18,31 +17,11 @@ from conductor.core.resync import RETRY_US, ResyncSchedule
 from conductor.core.throughput import PlacementRate
 from conductor.registry import CARDS_MAX, Registry
 from conductor.rpc_workers import OUTGOING_MAX, Session
-from segue.ids import AttemptRef, InstanceRef
+from segue.ids import InstanceRef
 from segue.limits import INSTANCES_MAX
 from segue.manifest import Role
 
 P1 = manifest("p1", Role.PREFILL)
-
-
-# -- expected prefixes
-
-
-@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
-def test_the_common_prefix_of_two_chains_is_found(shared: int, left: int, right: int) -> None:
-    head = chain("s", shared)
-    assert common_prefix([*head, *chain("l", left)], [*head, *chain("r", right)]) == shared
-
-
-def test_expected_prefixes_keep_only_the_newest_siblings() -> None:
-    expected = ExpectedPrefixes()
-    for n in range(SIBLINGS_MAX + 1):
-        expected.add(AttemptRef(f"r{n}", 1), f"p{n}", chain("a", 4))
-    assert "p0" not in expected.match(chain("a", 4))
-    assert len(expected) == SIBLINGS_MAX
-    for n in range(SIBLINGS_MAX + 1):
-        expected.drop(AttemptRef(f"r{n}", 1))
-    assert expected.match(chain("a", 4)) == {}
 
 
 # -- growth
