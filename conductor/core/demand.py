@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from conductor.core.instance import Instance
-from conductor.core.pricing import loss, loss_slope
+from conductor.core.pricing import loss_slope
 
 MEAN_OVER_US = 10_000_000
 
@@ -121,8 +121,8 @@ class MemoryDemand:
     def loss(self, pages: int, instance: Instance, target_us: float) -> float:
         """To those who come in the meantime, of `pages` more that stay at `instance` for an answer's time.
 
-        With F(fullness) what a request loses by waiting for memory, `fullness / share` of them come within that time,
-        where `share` is what one takes of the pool; each is met by a pool that is `pages / total` fuller.
+        `fullness / share` of them come within that time, where `share` is what one takes of the pool; each is met by a
+        pool that is `pages / total` fuller.
         """
         total = instance.manifest.pages_total
         own = max(self._pages / self._requests, 1.0) if self._has_rate else float(max(pages, 1))
@@ -132,7 +132,7 @@ class MemoryDemand:
         return fullness * pages / own * self._waiting_slope(fullness, own / total, target_us)
 
     def _waiting_slope(self, fullness: float, share: float, target_us: float) -> float:
-        """F': F is how likely the pool is full, times the loss of the wait until there is room.
+        """Loss per fullness: how likely the pool is full, times what the longer wait for room loses then.
 
         The wait is that of a queue with 1 / share places over one answer's time T: T share / (1 - fullness) well below
         1, T (fullness - 1) well above it, and between them the coordinate transformation that joins the two.
@@ -140,9 +140,5 @@ class MemoryDemand:
         over = fullness - 1.0
         root = math.sqrt(over * over + 4.0 * share)
         wait_us = self._stay_us * (over + root) / 2.0
-        wait_slope_us = self._stay_us * (1.0 + over / root) / 2.0
-        full = min(fullness, 1.0) ** FULL_POWER
-        full_slope = FULL_POWER * fullness ** (FULL_POWER - 1) if fullness < 1.0 else 0.0
-        return (
-            full_slope * loss(wait_us / target_us) + full * loss_slope(wait_us / target_us) * wait_slope_us / target_us
-        )
+        longer_us = self._stay_us * (1.0 + over / root) / 2.0
+        return min(fullness, 1.0) ** FULL_POWER * loss_slope(wait_us / target_us) * longer_us / target_us

@@ -160,6 +160,31 @@ def test_a_page_costs_more_the_more_are_wanted() -> None:
     assert losses[0] < 1e-6
 
 
+def test_a_page_is_worth_something_before_the_pool_is_full_and_no_jump_when_it_is() -> None:
+    losses = []
+    for interval_us in (75_000, 62_000, 50_500, 50_000, 49_500, 40_000):
+        memory, members = MemoryDemand(), pool(2)
+        book(memory, members, 10, interval_us)
+        losses.append(memory.loss(10, members[0], 1e5))
+    assert losses == sorted(losses)
+    assert losses[0] > 0.1
+    assert losses[4] < 1.2 * losses[2]
+
+
+def test_shared_pages_stay_whoever_booked_them() -> None:
+    memory, members = MemoryDemand(), pool(2)
+    members[0].pages_shared = 50
+    book(memory, members, 10, 100_000)
+    assert memory.pressure == pytest.approx((50 + 10 * 10) / 200, rel=0.1)
+
+
+def test_the_fuller_of_two_pools_is_the_dearer() -> None:
+    memory, members = MemoryDemand(), pool(2)
+    members[0].booked_pages = 60
+    book(memory, members, 10, 100_000)
+    assert memory.loss(10, members[0], 1e5) > 2 * memory.loss(10, members[1], 1e5)
+
+
 def test_prefill_time_costs_nothing_while_nobody_waits() -> None:
     demand, members = PrefillDemand(), pool(2)
     demand.look(0, members, 0)

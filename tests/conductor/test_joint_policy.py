@@ -90,3 +90,56 @@ def test_the_end_of_a_local_prefill_ends_its_queue() -> None:
     assert instance.prefill_work.remaining_us(0) == pytest.approx(40_000.0)
     world.outcome("a1", "r", OutcomeKind.PREFILL_DONE)
     assert (instance.prefill_work.remaining_us(0), instance.booked_tokens, instance.booked_rows) == (0.0, 0, 1)
+
+
+# -- memory
+
+
+def siblings(world: World, count: int, *, prefix_blocks: int = 20) -> list[Route]:
+    hashes = chain("a", prefix_blocks)
+    tokens = (prefix_blocks + 1) * BLOCK_SIZE
+    return [
+        only(Route, world.submit(f"r{n}", tokens, 2, block_hashes=[*hashes, *chain(f"own{n}", 1)]))
+        for n in range(count)
+    ]
+
+
+def test_pages_of_a_prefix_in_use_are_booked_once() -> None:
+    world = World()
+    world.join("a1", Role.AGGREGATED)
+    siblings(world, 3)
+    assert world.booked()["a1"][1] == 20 + 3 * 2
+    world.finish("r0")
+    assert world.booked()["a1"][1] == 20 + 2 * 2
+
+
+def test_a_prefix_that_is_only_cached_needs_room_again() -> None:
+    world = World()
+    world.join("a1", Role.AGGREGATED, pages_total=30)
+    world.publish("a1", 1, chain("a", 20))
+    siblings(world, 1)
+    assert world.booked()["a1"][1] == 22
+
+
+@pytest.mark.parametrize(("pages_active", "decode"), [(2_600, "a1"), (4_000, None)])
+def test_a_request_waits_for_room_where_its_prefix_is_rather_than_compute_it_elsewhere(
+    pages_active: int, decode: str | None
+) -> None:
+    """A little at the instance, whose turn comes soon; else here, so that the choice stays open."""
+    world = World()
+    world.join("a1", Role.AGGREGATED, pages_total=2_600, max_model_len=10_000)
+    siblings(world, 1, prefix_blocks=2_000)
+    world.join("a2", Role.AGGREGATED, pages_total=2_600, max_model_len=10_000)
+    world.report("a1", 1, pages_active=pages_active)
+    decisions = world.submit("late", 8_004, 2, block_hashes=[*chain("a", 2_000), *chain("late", 1)])
+    assert [each.decode.uuid for each in decisions if isinstance(each, Route)] == [decode] * (decode is not None)
+
+
+def test_beside_prefill_instances_nobody_waits_for_pages_at_a_decode_instance() -> None:
+    world = World()
+    world.join("p1", Role.PREFILL, pages_total=256)
+    world.join("d1", Role.DECODE, pages_total=32)
+    assert world.submit("r0", 100, 2)
+    assert world.submit("r1", 60, 2) == []
+    world.finish("r0")
+    assert world.core.attempts_live == 1
