@@ -11,7 +11,8 @@ the local scheduler of the decode instance checks the objective once more, and m
 say whether it did in the comparison.
 
 All refuse at arrival what would miss the objective of TTFT. Load of D is the step time of its batch against the
-objective of TPOT; D is the least loaded, and P the one with the least predicted TTFT by its own cache (`Mooncake`).
+objective of TPOT. D is the one with the least, what is on its way to it included (the Conductor sent it there), and P
+the one with the least predicted TTFT by its own cache (`Mooncake`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class EarlyRejection:
         if ttft_us > self._context.slo_ttft_us:
             return _refusal("prefill", f"TTFT {ttft_us / 1e6:.2f} s predicted")
         landing_us = query.now_us + ttft_us
-        decode = least(query, decodes, lambda instance: self._tbt_us(instance, known, landing_us))
+        if self._uniform_us:
+            decode = least(query, decodes, lambda instance: self._tbt_us(instance, known, landing_us))
+        else:
+            decode = least(query, decodes, lambda instance: self._mooncake.tbt_us(query, instance))
         tbt_us = self._tbt_us(decode, known, landing_us)
         if self._asks_at_arrival and tbt_us > self._context.slo_tpot_us:
             return _refusal("decode", f"TBT {tbt_us / 1e3:.1f} ms predicted")
