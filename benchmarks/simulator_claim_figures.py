@@ -76,6 +76,7 @@ def curves(
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label, fontsize=9, color=MUTED)
