@@ -45,6 +45,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     source: InstanceRef
     manifest: InstanceManifest
     process: ProcessIdentity
+    asked: InstanceRef
+    """Whom the first of the two has dialled. Somebody else may answer at that address, and then refuses."""
+    is_answer: bool = False
     offers: list[SegmentDescriptor] = []
     """Ways to write the target's pages, best first."""
     refusal: str = ""

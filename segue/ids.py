@@ -18,6 +18,11 @@ class InstanceRef(msgspec.Struct, frozen=True, order=True, array_like=True):
     incarnation: int
 
 
+def absence(wanted: InstanceRef, here: InstanceRef) -> str:
+    """What an instance says to who meant another one at its address."""
+    return f"{wanted.uuid}/{wanted.incarnation} is not here, this is {here.uuid}/{here.incarnation}"
+
+
 class AttemptRef(msgspec.Struct, frozen=True, order=True, array_like=True):
     """One planning of one request."""
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
-WIRE_DIGEST = "7f0f8c0b9f3a96b6"
+WIRE_DIGEST = "d2192bbd4e0ab585"
 """Of the definitions that WIRE_VERSION names."""
 
 METADATA_KEY = "segue-wire-version"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from segue import handoff_messages as wire
 from segue.handoff import Tombstones
-from segue.ids import InstanceRef
+from segue.ids import InstanceRef, absence
 from segue.worker_messages import OutcomeKind
 from worker_runtime.events import Assigned, SendPeer
 from worker_runtime.outbox import Outbox
@@ -44,7 +44,7 @@ class Strangers:
         end = (message.request_id, message.attempt, self._ref, message.source)
         if message.target != self._ref:
             if not isinstance(message, wire.Stale | wire.AbortAck):
-                self._out.add(SendPeer(wire.Stale(*end, f"{message.target} is not here, this is {self._ref}")))
+                self._out.add(SendPeer(wire.Stale(*end, absence(message.target, self._ref))))
         elif isinstance(message, wire.Abort) and not known:
             self._tombstones.bury(message.key, message.reason, now_us)
             self._out.add(SendPeer(wire.AbortAck(*end)))

@@ -199,6 +199,8 @@ class PrefillCore:
         handler = self._messages.get(type(message))
         if attempt is None or handler is None or message.source != attempt.peer or message.target != self.ref:
             self.stale[type(message).__name__] += 1
+            if attempt is not None and isinstance(message, wire.Stale) and message.target == self.ref:
+                self._stop(attempt, OutcomeKind.FAILED, message.reason)  # somebody else answers at D's address
             self._strangers.answer(message, self._now_us, known=attempt is not None)
         else:
             handler(attempt, message)

@@ -59,6 +59,7 @@ class PacedEngine:
         )
         self.layout: KvLayout = engine.layout
         self.kv_root: bytes = engine.kv_root
+        self.numerics: str = engine.numerics
         self.pages_total: int = engine.pages_total
 
     def launch(self, plan: BatchPlan) -> None:

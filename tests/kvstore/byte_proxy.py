@@ -43,6 +43,10 @@ class ByteProxy:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
+    def lead_to(self, target: str) -> None:
+        """Connections made from now on reach another listener."""
+        self._target = target.rpartition(":")
+
     def cut(self) -> None:
         """Break every connection now; what was swallowed before stays lost."""
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])

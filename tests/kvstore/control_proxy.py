@@ -1,4 +1,5 @@
-"""Between P and D on the control channel: loses, repeats, delays and reorders messages, and redirects page connections.
+"""Between P and D on the control channel: loses, repeats, delays and reorders messages, redirects page connections, and
+leads to another D when told.
 
 P dials the proxy, which dials D with P's own routing id: neither notices.
 """
@@ -26,11 +27,14 @@ class ControlProxy:
         self.lose = self.repeat = 0.0
         self.delay_s_max = 0.0
         """Each message waits for a random time up to this: that reorders them."""
+        self.is_remote = False
+        """D seems to run on another machine: nobody here can see its process end."""
         self._rng = rng
         self._offers = offers
         self._target = target
         self._context = zmq.asyncio.Context()
         self._front = self._context.socket(zmq.ROUTER)
+        self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._front.bind(self.address)
         self._backs: dict[bytes, zmq.asyncio.Socket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -41,6 +45,13 @@ class ControlProxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
+
+    def lead_to(self, target: str) -> None:
+        """From now on another instance answers at the address of this proxy."""
+        for back in self._backs.values():
+            back.disconnect(self._target)
+            back.connect(target)
+        self._target = target
 
     async def _from_sources(self) -> None:
         while True:
@@ -58,8 +69,14 @@ class ControlProxy:
             raw = await back.recv()
             message = decode_message(raw)
             if isinstance(message, Hello):
-                raw = encode_message(msgspec.structs.replace(message, offers=self._offers(message.offers)))
+                raw = encode_message(self._altered(message))
             self._pass_on(raw, lambda raw: self._front.send_multipart([source, raw]))
+
+    def _altered(self, hello: Hello) -> Hello:
+        offers = self._offers(hello.offers)
+        pid_space = "another machine" if self.is_remote else hello.process.pid_space
+        process = msgspec.structs.replace(hello.process, pid_space=pid_space)
+        return msgspec.structs.replace(hello, offers=offers, process=process)
 
     def _pass_on(self, raw: bytes, send: Callable[[bytes], asyncio.Future[None]]) -> None:
         spared = isinstance(decode_message(raw), Hello)

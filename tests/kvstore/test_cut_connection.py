@@ -1,7 +1,7 @@
 """Real P and D processes whose hand-off connection is cut while one of them says its last word about an attempt.
 
-The lease is a quarter of an hour and heartbeats are rare: what ends before is found by the lists that are exchanged over
-the new connection.
+The lease is a quarter of an hour and heartbeats are rare: what ends before is found by the lists that are exchanged
+over the new connection.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ PROMPT = list(range(3, 203))
 class FaultyPair:
     """P and D over TCP, every byte and every control message through a proxy."""
 
+    lease_ms = 5_000
+
     def __init__(self, front: Front, runtime_dir: Path) -> None:
         self.front = front
         self.runtime_dir = runtime_dir
@@ -53,7 +55,11 @@ class FaultyPair:
             config,
             engine=msgspec.structs.replace(config.engine, block_size=BLOCK),
             scheduler=msgspec.structs.replace(
-                config.scheduler, kv_connector="tcp", max_num_batched_tokens=64, prefix_caching=False
+                config.scheduler,
+                kv_connector="tcp",
+                max_num_batched_tokens=64,
+                prefix_caching=False,
+                handoff_lease_ms=self.lease_ms,
             ),
         )
         worker = self.workers[config.name] = WorkerProcess(config, toy_command(role))
@@ -72,7 +78,9 @@ class FaultyPair:
         registered.manifest = msgspec.structs.replace(registered.manifest, control_address=self.control.address)
 
     def _redirect(self, offers: list[SegmentDescriptor]) -> list[SegmentDescriptor]:
-        """Page connections go through the byte proxy."""
+        """Page connections go through the byte proxy. A refusal comes without an offer."""
+        if not offers:
+            return []
         (offer,) = [offer for offer in offers if offer.mover == "tcp"]
         if self.bytes is None:
             self.bytes = ByteProxy(offer.location)
@@ -88,9 +96,9 @@ class FaultyPair:
         over = {OutcomeKind.FINISHED, OutcomeKind.FAILED, OutcomeKind.REFUSED}
         await self.front.until(lambda: all(over & set(self.front.kinds(key)) for key in keys))
 
-    async def finish(self, number: int) -> int:
+    async def finish(self, number: int, first_attempt: int = 1) -> int:
         """Run a request as the Conductor would, planning again what failed; the attempt that finished it."""
-        for attempt in range(1, 6):
+        for attempt in range(first_attempt, 6):
             key = self.submit(number, attempt)
             await self.until_ended([key])
             if OutcomeKind.FINISHED in self.front.kinds(key):

@@ -256,3 +256,14 @@ def test_unanswered_request_does_not_keep_others_from_asking() -> None:
     driver.assign("lost", CHUNK)
     assert said(driver.assign("b", CHUNK), wire.GrantRequest) == []
     assert "b" in said(driver.step(after_us=TIMING.repeat_us), wire.GrantRequest)
+
+
+def test_stranger_at_the_address_of_d_ends_the_attempt_with_what_it_says() -> None:
+    """D was started again, or another instance listens there: D itself will not answer any more."""
+    driver = Driver().linked()
+    driver.assign("a", 8)
+    driver.grant("a", [1, 2])
+    successor = InstanceRef(D.uuid, D.incarnation + 1)
+    decisions = driver.hear(wire.Stale("a", 1, successor, ME, "d/1 is not here, this is d/2"))
+    assert outcomes(decisions) == [OutcomeKind.FAILED]
+    assert "d/1 is not here, this is d/2" in repr(decisions)
