@@ -1,13 +1,17 @@
-"""Claim C6: routing policies on shared-prefix groups, 8 aggregated instances of Qwen3-32B on two H100s each (CSV rows).
+"""Claim C6: routing policies on shared-prefix groups, 8 aggregated instances of Qwen3-32B on two H100s each.
 
-    python benchmarks/simulator_router_comparison.py POLICY,... QPS,... SECONDS [SEED]
+    python benchmarks/simulator_router_comparison.py POLICY,... QPS,... SECONDS [SEED [OUT]]
 
-Every rate starts on a cluster that has seen `WARM_S` seconds of `WARM_QPS`; its own requests alone are counted.
+Every rate starts on a cluster that has seen `WARM_S` seconds of `WARM_QPS`; its own requests alone are counted. All
+policies see load reports every `REPORT_US`, which is how often llm-d reads the metrics of its pods.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+from result_rows import RESULTS, ResultFile
 
 from simulator.cluster import Cluster, ClusterSpec
 from simulator.generators import shared_prefix_groups
@@ -15,6 +19,7 @@ from simulator.hardware import Instance
 from simulator.trace_front import End
 
 WARM_QPS, WARM_S = 3.0, 60.0
+REPORT_US = 50_000
 
 
 def mean_ttft_s(policy: str, qps: float, seconds: float, seed: int) -> tuple[float, float, int]:
@@ -29,6 +34,7 @@ def mean_ttft_s(policy: str, qps: float, seconds: float, seed: int) -> tuple[flo
         link=instance.network(),
         kv_tokens=307_328,
         block_size=workload.span_tokens // 5,
+        report_us=REPORT_US,
         seed=seed,
     )
     cluster = Cluster(spec, workload, policy)
@@ -39,12 +45,16 @@ def mean_ttft_s(policy: str, qps: float, seconds: float, seed: int) -> tuple[flo
     return ttft_s, sum(e.tokens_cached for e in counted) / sum(e.tokens_prompt for e in counted), len(counted)
 
 
-def main(policies: str, rates: str, seconds: str, seed: str = "1") -> None:
-    print("policy,qps,seconds,seed,requests,ttft_mean_s,hit_rate")
+def main(policies: str, rates: str, seconds: str, seed: str = "1", out: str = "") -> None:
+    path = Path(out) if out else RESULTS / "simulator_c6.csv"
     for policy in policies.split(","):
         for qps in rates.split(","):
+            command = f"python benchmarks/simulator_router_comparison.py {policy} {qps} {seconds} {seed}"
+            file = ResultFile(path, device="simulated 8 x (2 H100)", command=command)
             ttft_s, hit_rate, count = mean_ttft_s(policy, float(qps), float(seconds), int(seed))
-            print(f"{policy},{qps},{seconds},{seed},{count},{ttft_s:.3f},{hit_rate:.3f}", flush=True)
+            shape = f"{policy}, {qps} QPS, {count} requests"
+            file.add(shape, "mean ttft", ttft_s, "s")
+            file.add(shape, "hit rate", hit_rate, "share")
 
 
 if __name__ == "__main__":

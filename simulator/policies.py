@@ -11,6 +11,7 @@ too busy for them. A decode instance must have room, because ours refuses what i
 | dynamo | argmin of prefill blocks left after hits, plus active blocks; short remainders are prefilled at D |
 | sglang | cache-aware router: shortest queue when out of balance, else the best match above 0.3, else least loaded |
 | llm-d | sticky until saturated: instances with 0.8 of the prompt, until a cold one would answer much sooner |
+| llm-d-precise | the highest sum of scores for matched prefix, free KV memory and a short queue |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from conductor.core.policy import (
 from conductor.core.rendezvous import weight
 from segue.cost_model import CostModel, LinkCost
 from segue.ids import AttemptRef
+from simulator.llm_d import StickyUntilSaturated, highest_score
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -280,33 +282,12 @@ def sglang(context: PolicyContext) -> RoutingPolicy:
     return TwoPicks(sglang_pick, fewest_requests)
 
 
-LLM_D_MATCH = 0.8
-LLM_D_PATIENCE_US = 1_000_000.0
-"""T_max. Published as a parameter; a second keeps a group together through a burst."""
-
-
-class _StickyUntilSaturated:
-    def __init__(self, context: PolicyContext) -> None:
-        self._cost = context.cost
-
-    def __call__(self, query: Query, instances: Sequence[Instance]) -> Instance:
-        known = query.request.tokens_known
-        cold = shortest_prefill_queue(query, instances)
-        warm = [each for each in instances if query.held_soon.get(each.uuid, 0) >= LLM_D_MATCH * known]
-        if not warm:
-            return cold
-        best = least(query, warm, lambda instance: self.ttft_us(query, instance))
-        late_us = self.ttft_us(query, best) - self.ttft_us(query, cold)
-        return cold if late_us > LLM_D_PATIENCE_US else best
-
-    def ttft_us(self, query: Query, instance: Instance) -> float:
-        held = query.held_soon.get(instance.uuid, 0)
-        queue_us = instance.tokens_queued * self._cost.prefill.token_us
-        return queue_us + self._cost.prefill.us(query.request.tokens_known - held, held)
-
-
 def llm_d(context: PolicyContext) -> RoutingPolicy:
-    return TwoPicks(_StickyUntilSaturated(context), fewest_requests)
+    return TwoPicks(StickyUntilSaturated(context.cost), fewest_requests)
+
+
+def llm_d_precise(_: PolicyContext) -> RoutingPolicy:
+    return TwoPicks(highest_score, fewest_requests)
 
 
 def _early_rejection(context: PolicyContext, **form: Any) -> RoutingPolicy:
@@ -332,6 +313,7 @@ POLICIES: Mapping[str, Callable[[PolicyContext], RoutingPolicy]] = {
     "dynamo": Dynamo,
     "sglang": sglang,
     "llm-d": llm_d,
+    "llm-d-precise": llm_d_precise,
 }
 
 

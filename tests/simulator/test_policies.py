@@ -14,6 +14,7 @@ from conductor.core.instance import Instance
 from conductor.core.policy import Choice, Query, Refusal
 from segue.cost_model import CostModel, DecodeCost, LinkCost, PrefillCost
 from segue.ids import InstanceRef
+from segue.kv_events import LoadReport
 from segue.kv_layout import KvLayout
 from segue.manifest import InstanceManifest, Role
 from simulator.policies import Dynamo, Fetch, Mooncake, PolicyContext, make_policy, sglang_pick
@@ -49,6 +50,24 @@ def instance(name: str, role: Role, *, tokens: int = 0, rows: int = 0, pages: in
     made = Instance(manifest, 0)
     made.booked_tokens, made.booked_rows, made.booked_pages = tokens, rows, pages
     return made
+
+
+def report(of: Instance, *, waiting: int, pages_active: int) -> LoadReport:
+    return LoadReport(
+        ref=of.ref,
+        sequence=1,
+        running=0,
+        waiting=waiting,
+        tokens_queued=0,
+        tokens_running=0,
+        pages_free=of.manifest.pages_total - pages_active,
+        pages_active=pages_active,
+        pages_cached=0,
+        pages_held=0,
+        pages_quarantined=0,
+        pages_total=of.manifest.pages_total,
+        step_us=0,
+    )
 
 
 def prefills(*loads: int) -> list[Instance]:
@@ -190,9 +209,27 @@ def test_llm_d_stays_until_saturated(queued: tuple[int, int], cached: int, chose
     assert names(choose(policy, query(1_000, {"p0": cached}), prefills(*queued), decodes(0)))[0] == chosen
 
 
+@pytest.mark.parametrize(
+    ("cached", "waiting", "active", "chosen"),
+    [
+        pytest.param((0, 480), (0, 0), (0, 9_000), "p1", id="prefix before memory: 3 against 1.8"),
+        pytest.param((480, 480), (0, 0), (5_000, 4_000), "p1", id="equal prefixes: free memory"),
+        pytest.param((0, 480), (0, 9), (0, 6_000), "p0", id="a queue and memory together outweigh a prefix"),
+    ],
+)
+def test_precise_llm_d_takes_the_highest_weighed_sum_of_scores(
+    cached: tuple[int, int], waiting: tuple[int, int], active: tuple[int, int], chosen: str
+) -> None:
+    pool = prefills(0, 0)
+    for each, queue, pages in zip(pool, waiting, active, strict=True):
+        each.load = report(each, waiting=queue, pages_active=pages)
+    held = {each.uuid: tokens for each, tokens in zip(pool, cached, strict=True) if tokens}
+    assert names(choose(make_policy("llm-d-precise", CONTEXT), query(500, held), pool, decodes(0)))[0] == chosen
+
+
 def test_no_opponent_overfills_a_decode_instance() -> None:
     full = instance("d0", Role.DECODE, pages=9_999)
-    for name in ("random", "round-robin", "least-loaded", "mooncake", "dynamo", "sglang", "llm-d"):
+    for name in ("random", "round-robin", "least-loaded", "mooncake", "dynamo", "sglang", "llm-d", "llm-d-precise"):
         assert choose(make_policy(name, CONTEXT), query(1_000), prefills(0), [full]) is None, name
 
 
