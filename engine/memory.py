@@ -160,6 +160,9 @@ def _passing(shape: EngineShape) -> list[LedgerLine]:
         lines += footprint.passing(
             spec, mine, scheduler, shape.max_model_len, shape.engine.uses_graphs, shape.dtype, step_bytes
         )
+        if shape.engine.batch_invariant:
+            splits = footprint.split_bytes(spec, mine, shape.dtype)
+            lines.append(LedgerLine("attention splits", splits, "batch-invariant"))
     return lines
 
 

@@ -13,6 +13,7 @@ from segue_kernels.row_sampling import ROW_WORDS
 
 from engine.arch import ArchSpec
 from engine.attention import cudnn_backend
+from engine.batch_invariant import triton_attention
 from engine.cuda.chunk_graphs import StepShape, step_shapes
 from engine.memory_ledger import MIB, LedgerLine, activation_bytes, logits_bytes
 from engine.parallel import RankShape
@@ -68,6 +69,12 @@ def passing(
         taken = sum(_graph_pool(spec, shape, step, dtype) for step in (StepShape(0, scheduler.max_num_seqs), largest))
         lines.append(LedgerLine("graphs", int(taken * (1 + GRAPHS_SLACK)), f"up to {largest.tokens} chunk tokens"))
     return lines
+
+
+def split_bytes(spec: ArchSpec, shape: RankShape, kv_dtype: torch.dtype) -> int:
+    """Partial results of batch-invariant attention, which are there at one time."""
+    queries = triton_attention.slice_queries(shape.heads // shape.kv_heads, spec.head_dim, kv_dtype)
+    return triton_attention.ITEMS_MAX * shape.heads * queries * (spec.head_dim + 1) * 4
 
 
 def _places(scheduler: SchedulerConfig) -> int:

@@ -63,6 +63,7 @@ def decode_work_kernel(
     TILE: tl.constexpr,
     ROWS_BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
 ):
     row = tl.arange(0, ROWS_BLOCK)
     inside = row < rows
@@ -80,6 +81,11 @@ def decode_work_kernel(
     splits = tl.where(span > 0, tl.maximum((span + chunk // 2) // chunk, 1), 0)
     per_split = tl.cdiv(tl.cdiv(span, tl.maximum(splits, 1)), TILE) * TILE
     splits = tl.where(span > 0, tl.cdiv(span, tl.maximum(per_split, 1)), 0)
+    base = first
+    if SPLIT_TOKENS > 0:
+        base = first // SPLIT_TOKENS * SPLIT_TOKENS
+        per_split = tl.zeros_like(length) + SPLIT_TOKENS
+        splits = tl.where(span > 0, tl.cdiv(length - base, SPLIT_TOKENS), 0)
     ends = tl.cumsum(splits, 0)
     starts = ends - splits
 
@@ -91,8 +97,10 @@ def decode_work_kernel(
     owner = (starts[None, :] <= slot[:, None]) & (slot[:, None] < ends[None, :])
     used = slot < tl.sum(splits, 0)
     split = slot - _of_owner(owner, starts)
-    begin = _of_owner(owner, first) + split * _of_owner(owner, per_split)
+    begin = _of_owner(owner, base) + split * _of_owner(owner, per_split)
     end = tl.minimum(begin + _of_owner(owner, per_split), _of_owner(owner, length))
+    if SPLIT_TOKENS > 0:
+        begin = tl.maximum(begin, _of_owner(owner, first))
     kept = slot < items_max
     item = items + slot * 8
     tl.store(item, tl.where(used, _of_owner(owner, row), -1), mask=kept)
@@ -143,17 +151,21 @@ def plan_decode_work(
     window: int | None,
     programs_per_sm: int,
     chunk_one_wave_max: int,
+    split_tokens: int = 0,
+    split_items_max: int = 0,
 ) -> DecodeWork:
     """Splits of the rows with queries_above < queries <= queries_max. seq_lens int32 [rows], query_starts [rows + 1].
 
     `programs_per_sm` sets how finely long batches are cut; splits longer than `chunk_one_wave_max` tokens are not made
     merely to stay within one wave.
     Every row yields at most 1/2 + span / chunk splits or one, so rows + items_target slots always suffice.
+    With `split_tokens` rows are cut at its multiples instead, whatever else is in the step, into `split_items_max`
+    splits at most.
     """
     rows, device = seq_lens.shape[0], seq_lens.device
     processors = processor_count(device)
     items_target = max(1, processors * programs_per_sm // kv_heads)
-    items_max = rows + items_target
+    items_max = split_items_max if split_tokens else rows + items_target
     work = DecodeWork(
         torch.empty(items_max, 8, dtype=torch.int32, device=device),
         torch.empty(rows, 2, dtype=torch.int32, device=device),
@@ -176,6 +188,7 @@ def plan_decode_work(
         TILE=tile,
         ROWS_BLOCK=rows_block,
         SLOTS=slots,
+        SPLIT_TOKENS=split_tokens,
     )
     return work
 

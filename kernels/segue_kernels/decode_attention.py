@@ -57,6 +57,8 @@ class DecodePlan:
     queries_max: int
     window: int | None
     tiling: DecodeTiling
+    aligned: bool = False
+    """Splits and places in tiles follow from positions alone."""
 
 
 @triton.jit(do_not_specialize=["stride_table"])
@@ -92,6 +94,7 @@ def decode_attention_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     UPCAST: tl.constexpr,
+    ALIGNED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -115,7 +118,14 @@ def decode_attention_kernel(
     dim = tl.arange(0, DIM_BLOCK)
     query = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
-    q_mask = (query < queries)[:, None] & (dim < HEAD_DIM)[None, :]
+    wanted = query < queries
+    if ALIGNED:
+        # A query's place in the tile follows from its position, whichever others the row brings.
+        lane = (length - queries) % QUERIES_MAX
+        query -= lane
+        packed -= lane * GROUP
+        wanted = (query >= 0) & (query < queries)
+    q_mask = wanted[:, None] & (dim < HEAD_DIM)[None, :]
     q_offsets = (query_first + query).to(tl.int64)[:, None] * stride_q_token + head[:, None] * stride_q_head
     q_tile = tl.load(q + q_offsets + dim[None, :], mask=q_mask, other=0.0)
     position = length - queries + query
@@ -135,7 +145,7 @@ def decode_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
     whole = begin
-    if QUERIES_MAX > 1 and not HAS_WINDOW:
+    if QUERIES_MAX > 1 and not HAS_WINDOW and not ALIGNED:
         # Keys up to the row's first query are visible to all its queries.
         whole = tl.maximum(begin, tl.minimum(end, length - queries + 1) // TILE * TILE)
         peak, total, result = attend_tiles(
@@ -159,7 +169,7 @@ def decode_attention_kernel(
     else:
         slot = (item * kv_heads + kv_head) * (GROUP * QUERIES_MAX) + packed
         tl.store(partial + slot.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :], result, mask=q_mask)
-        tl.store(lse + slot, peak * factor + tl.log2(total), mask=query < queries)
+        tl.store(lse + slot, peak * factor + tl.log2(total), mask=wanted)
 
 
 @triton.jit
@@ -224,10 +234,13 @@ def combine_splits_kernel(
     tl.store(out + offset[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
-def combine_blocks(rows: int, packed: int) -> tuple[int, int]:
+def combine_blocks(rows: int, packed: int, aligned: bool = False) -> tuple[int, int]:
     """(splits, places) that one program of the combine kernel merges at a time: few rows are cut into many splits, and
     each pass over them costs a memory latency; many rows mostly have one split, and their programs only look and leave,
-    so there should be few (64 rows of one split, one place a program: 8.4 us)."""
+    so there should be few (64 rows of one split, one place a program: 8.4 us). Aligned: one split after the other, as
+    the order must not depend on rows nor on how many leading splits a window hides."""
+    if aligned:
+        return 1, 16
     return (64, 1) if rows <= 16 and packed <= 16 else (4, 16)
 
 
@@ -264,12 +277,18 @@ def plan_decode(
     queries_max: int = 1,
     window: int | None = None,
     tiling: DecodeTiling | None = None,
+    split_tokens: int = 0,
+    items_max: int = 0,
 ) -> DecodePlan:
     """Work list and buffers for one step, for the rows with queries_above < queries <= queries_max; others are left
     alone. Only launches work on the device, so it may be captured in a graph.
 
     block_tables int32 [rows, blocks_max], seq_lens int32 [rows], query_starts int32 [rows + 1]. The tensors are kept:
     a replay of the captured plan reads their values of that time. ValueError when the packed queries exceed a tile.
+
+    `split_tokens` (a multiple of the tile) makes results independent of the batch: keys are cut at its multiples, into
+    `items_max` splits of all rows at most. It takes a `tiling` of the caller's, rows whose queries stand in one block
+    of `queries_max` positions, and a `queries_max` that divides the tile.
     """
     packed = heads // kv_heads * queries_max
     if packed > PACKED_MAX:
@@ -285,6 +304,8 @@ def plan_decode(
         window=window,
         programs_per_sm=tiling.programs_per_sm,
         chunk_one_wave_max=tiling.chunk_one_wave_max,
+        split_tokens=split_tokens,
+        split_items_max=items_max,
     )
     slots, device = work.items.shape[0], seq_lens.device
     return DecodePlan(
@@ -297,6 +318,7 @@ def plan_decode(
         queries_max=queries_max,
         window=window,
         tiling=tiling,
+        aligned=split_tokens > 0,
     )
 
 
@@ -353,13 +375,14 @@ def decode_attention(
         HAS_CAP=soft_cap is not None,
         HAS_SCALES=kv_scales is not None,
         UPCAST=knobs.runtime.interpret,
+        ALIGNED=plan.aligned,
         PDL=pdl,
         num_warps=plan.tiling.num_warps,
         num_stages=plan.tiling.num_stages,
         **launch_options(pdl),
     )
     rows = plan.seq_lens.shape[0]
-    splits_block, places_block = combine_blocks(rows, group * plan.queries_max)
+    splits_block, places_block = combine_blocks(rows, group * plan.queries_max, plan.aligned)
     combine_splits_kernel[(triton.cdiv(heads * plan.queries_max, places_block), rows)](
         out,
         plan.partial,

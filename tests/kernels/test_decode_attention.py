@@ -238,10 +238,11 @@ def compile_decode(
     pdl: bool = False,
     window: bool = False,
     queries: int = 1,
+    aligned: bool = False,
 ) -> CompileReport:
     packed = max(16, 4 * queries)
     tiling = decode_tiling(dim, dtype, packed=packed)
-    signature, aligned = attention_signature(kv_type, extra={"partial": "*fp32", "lse": "*fp32"})
+    signature, divisible = attention_signature(kv_type, extra={"partial": "*fp32", "lse": "*fp32"})
     return compile_kernel(
         "segue_kernels.decode_attention",
         "decode_attention_kernel",
@@ -260,9 +261,10 @@ def compile_decode(
             "HAS_CAP": window,
             "HAS_SCALES": kv_type == "fp8e4nv",
             "UPCAST": False,
+            "ALIGNED": aligned,
             "PDL": pdl,
         },
-        divisible_by_16=aligned,
+        divisible_by_16=divisible,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
