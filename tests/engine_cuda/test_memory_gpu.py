@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -13,15 +16,27 @@ from segue.config import EngineConfig, ModelConfig, SchedulerConfig
 from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+"""Both engines compile every kernel and capture every graph of 64 rows and 8,192 tokens: with a cold kernel cache an H200
+machine of 16 cores was not through in a minute."""
 
 MIB = 1 << 20
 ROWS, BUDGET, BLOCK, LENGTH = 64, 8192, 64, 16_384
 
 
+@pytest.fixture
+def unused_driver_bytes(device: torch.device) -> Iterator[int]:
+    """What the driver counts before there is an engine: context and libraries of earlier tests, but not the blocks that
+    torch keeps of them."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    yield _used()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 @pytest.mark.parametrize("steps", ["greedy", "filtered"])
-def test_an_engine_takes_what_its_ledger_says(device: torch.device, steps: str) -> None:
-    before_driver = _used()
+def test_an_engine_takes_what_its_ledger_says(device: torch.device, unused_driver_bytes: int, steps: str) -> None:
     spec = llama_spec(layers=4, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=14336, vocab_rows=128_256)
     scheduler = SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, pipeline_depth=1)
     pages = 2048
@@ -36,14 +51,8 @@ def test_an_engine_takes_what_its_ledger_says(device: torch.device, steps: str) 
     sampling = SamplingParams(temperature=0.0, max_tokens=4)
     if steps == "filtered":
         sampling = SamplingParams(temperature=1.0, top_p=0.9, frequency_penalty=0.1, max_tokens=4)
-    starts = [
-        RowStart(row, row, list(range(100, 100 + BUDGET)) if row == 0 else [5] * 127, BUDGET, 0, [], sampling)
-        for row in range(ROWS)
-    ]
-    starts = [
-        RowStart(start.row, start.seq, start.tokens, len(start.tokens), 0, _pages(start.row), sampling)
-        for start in starts
-    ]
+    prompts = [list(range(100, 100 + BUDGET)), *[[5] * 127] * (ROWS - 1)]
+    starts = [RowStart(row, row, prompt, len(prompt), 0, _pages(row), sampling) for row, prompt in enumerate(prompts)]
     plans = [BatchPlan(op=1, starts=starts, chunks=[Chunk(0, 0, BUDGET, True)])]
     plans.append(BatchPlan(op=2, chunks=[Chunk(row, 0, 127, True) for row in range(1, ROWS)], decodes=[0]))
     plans.append(BatchPlan(op=3, decodes=list(range(ROWS))))
@@ -52,7 +61,8 @@ def test_an_engine_takes_what_its_ledger_says(device: torch.device, steps: str) 
         engine.collect()
     torch.cuda.synchronize()
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-    outside = _used() - before_driver - reserved
+    taken = _used() - unused_driver_bytes
+    outside = taken - reserved
     lines = {line.name: line.bytes_taken / MIB for line in ledger.lines}
     planned = ledger.bytes_taken - (lines["libraries"] - 96) * MIB
     print(
@@ -60,9 +70,9 @@ def test_an_engine_takes_what_its_ledger_says(device: torch.device, steps: str) 
         f"{allocated / MIB:.0f}, reserved {reserved / MIB:.0f}; outside torch {outside / MIB:.0f} of "
         f"{lines['libraries'] - 96:.0f} planned"
     )
-    assert 0.9 * planned <= reserved <= 1.02 * planned
-    assert _used() - before_driver <= 1.02 * ledger.bytes_taken
     engine.close()
+    assert 0.9 * planned <= reserved <= 1.02 * planned
+    assert taken <= 1.02 * ledger.bytes_taken
 
 
 def _pages(row: int) -> list[int]:
