@@ -17,8 +17,8 @@ from segue.plan import BatchPlan, Chunk, RowStart
 from segue.sampling_params import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
-"""Both engines compile every kernel and capture every graph of 64 rows and 8,192 tokens: with a cold kernel cache an H200
-machine of 16 cores was not through in a minute."""
+"""Both engines compile every kernel and capture every graph of 64 rows and 8,192 tokens: with a cold kernel cache an
+H200 machine of 16 cores was not through in a minute."""
 
 MIB = 1 << 20
 ROWS, BUDGET, BLOCK, LENGTH = 64, 8192, 64, 16_384
