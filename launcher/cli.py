@@ -20,7 +20,7 @@ from launcher.options import (
     read_config_file,
 )
 from launcher.progress import Progress
-from launcher.up import run_up
+from launcher.up import run_up, sweep
 from segue.errors import ConfigError
 
 app = typer.Typer(
@@ -106,6 +106,7 @@ def up(
     for own in ("config", "log_dir", "slo", "tenant_weight"):
         del given[own]
     progress = Progress(Console())
+    sweep(progress)
     try:
         given["kv_memory"] = None if kv_memory is None else parse_bytes(kv_memory)
         given["tenant_weights"] = parse_weights(tenant_weight) if tenant_weight else None

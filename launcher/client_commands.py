@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     app.command()(generate)
     app.command()(chat)
     app.command()(status)
-    app.command()(scale)
+    app.command(context_settings={"ignore_unknown_options": True})(scale)  # "-1" is a number out of range, no option
 
 
 def generate(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from launcher.instance_pool import Death
@@ -18,6 +19,9 @@ from launcher.processes import ChildProcess, stop_children, thread_environment
 from launcher.supervision import RestartLimits, Supervisor
 from segue.config import FrontConfig
 from segue.manifest import Role
+
+READY_S_MAX = 1.0
+"""For a front of this machine to say whether it is ready; the watch over the others waits meanwhile."""
 
 
 class FrontAddress(msgspec.Struct, frozen=True):
@@ -43,6 +47,8 @@ class Fronts:
         # A front that is left can serve, as an instance that does everything can: the rule is the same.
         self._supervisor = Supervisor(dict.fromkeys(self._configs, Role.AGGREGATED), limits)
         self._children: dict[str, ChildProcess] = {}
+        self._unannounced: set[str] = set()
+        """Started again, and not ready for requests yet."""
 
     def start(self) -> None:
         for name in self._configs:
@@ -77,7 +83,12 @@ class Fronts:
             self._start_child(name)
         serving = [name for name, child in self._children.items() if name not in deaths and child.ready() is not None]
         for name in self._supervisor.ready(serving, now_us):
-            self._say(f"{name} serves again")
+            self._say(f"{name} is up again; it waits for instances")
+            self._unannounced.add(name)
+        for name in sorted(self._unannounced.intersection(serving)):
+            if is_ready(msgspec.convert(self._children[name].ready(), FrontAddress)):
+                self._unannounced.remove(name)
+                self._say(f"{name} serves again")
         return None
 
     def announce_end(self) -> None:
@@ -99,6 +110,14 @@ class Fronts:
         what = "it is given up" if wait_us is None else f"it starts again in {wait_us / 1e6:g} s"
         self._say(f"{death.name} {death.reason}: {what}")
         return self._supervisor.can_serve
+
+
+def is_ready(front: FrontAddress) -> bool:
+    """Whether it would take a request now."""
+    try:
+        return httpx.get(f"http://{front.http}/ready", trust_env=False, timeout=READY_S_MAX).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _at(config: FrontConfig, address: FrontAddress) -> FrontConfig:

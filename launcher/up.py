@@ -30,8 +30,6 @@ def run_up(config: ClusterConfig, progress: Progress, logs: Path | None) -> int:
     """Exit status: 0 after a stop that was asked for, 1 after a failure."""
     stop = threading.Event()
     _on_stop_signal(stop)
-    for stale in sweep_stale_clusters():
-        progress.say(f"removed what a killed launcher left: {stale}")
     for front in plan_fronts(config):
         check_ports(front)
     host = read_host_facts()
@@ -48,6 +46,12 @@ def run_up(config: ClusterConfig, progress: Progress, logs: Path | None) -> int:
         with progress.working("stopping"):
             cluster.stop()
         progress.done("stopped; nothing is left running")
+
+
+def sweep(progress: Progress) -> None:
+    """Before anything is checked, so that a start that is refused cleans up too."""
+    for stale in sweep_stale_clusters():
+        progress.say(f"removed what a killed launcher left: {stale}")
 
 
 def _serve(cluster: Cluster, config: ClusterConfig, host: HostFacts, progress: Progress, stop: threading.Event) -> int:

@@ -76,8 +76,11 @@ def install_routing_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
+        code = "method_not_allowed" if error.status_code == 405 else "unknown_url"
         message = f"{request.method} {request.url.path}: {error.detail}"
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": "unknown_url"}
+        if allowed := (error.headers or {}).get("Allow"):
+            message += f"; it takes {allowed}"
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         return Response(
             msgspec.json.encode({"error": body}),
             status_code=error.status_code,

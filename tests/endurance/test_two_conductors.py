@@ -26,6 +26,7 @@ from toy_cluster import (
     idle_within,
     request_of,
     view,
+    wait_for,
 )
 
 from worker_runtime.toy_engine import VOCAB_SIZE, toy_tokens
@@ -129,6 +130,7 @@ async def test_a_conductor_that_is_killed_takes_only_its_own_streams_along(rig: 
     async with channel(rig.cluster.grpc) as connection:
         rig.stubs[0] = InferenceStub(connection)
         await back_in_service(rig.stubs[0])
+        await asyncio.to_thread(wait_for, lambda: "front-0 serves again" in rig.cluster.said)
         await asyncio.gather(*(checked(stub, seed) for seed in range(3) for stub in rig.stubs))
 
 

@@ -184,3 +184,14 @@ def test_no_tokens_at_all_are_refused_before_anything_is_sent(server: ServerThre
     refused = run("generate", "hello", "--address", server.address.result(), "--max-tokens", "0")
     assert refused.exit_code == 2
     assert "--max-tokens" in refused.output
+
+
+def test_a_negative_size_is_refused_by_the_name_of_the_field_and_its_limit() -> None:
+    result = run("scale", "decode", "-1")
+    assert result.exit_code == 2
+    assert "'instances'" in result.stderr
+    assert "greater than or equal to 0" in result.stderr
+
+
+def test_an_option_of_scale_that_there_is_not_is_refused() -> None:
+    assert run("scale", "decode", "2", "--adress", "nowhere:1").exit_code == 2

@@ -46,7 +46,9 @@ def test_one_of_several_comes_back_at_its_address_and_one_alone_does_not(
         for pid in (pair.pids()["front-0"], single.pids()["front"]):
             os.kill(pid, signal.SIGKILL)
         assert wait_for(single.tend).name == "front"
-        wait_for(lambda: pair.tend() or any("front-0 serves again" in text for text in said))
+        wait_for(lambda: pair.tend() or any("front-0 is up again" in text for text in said))
+        assert pair.tend() is None
+        assert not any("serves again" in text for text in said), "it has no instance yet"
         assert httpx.get(f"http://{first.http}/health", trust_env=False, timeout=20).status_code == 200
         assert said[0].startswith("front-0 was killed by SIGKILL")
     finally:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from launcher import runtime_dir
+from launcher.cli import app
 from launcher.runtime_dir import RuntimeDir, stale_clusters, sweep_stale_clusters
 
 KILLED_LAUNCHER = """
@@ -55,6 +57,15 @@ def test_a_killed_launchers_leftovers_are_swept(base: Path) -> None:
     segment.touch()
     assert sweep_stale_clusters() == [left]
     assert (left.exists(), segment.exists()) == (False, False)
+
+
+def test_a_start_that_is_refused_sweeps_too(base: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_LAUNCHER, str(base)], capture_output=True, text=True, timeout=60, check=False
+    )
+    result = CliRunner().invoke(app, ["up", "--model", str(base / "nowhere")])
+    assert result.exit_code == 2
+    assert not Path(killed.stdout.strip()).exists()
 
 
 def test_a_reused_pid_does_not_keep_a_folder_alive(base: Path) -> None:

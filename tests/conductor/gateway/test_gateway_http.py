@@ -157,10 +157,16 @@ async def test_a_body_over_the_limit_is_413(start: Start) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
-@pytest.mark.parametrize(("path", "status"), [("/nowhere", 404), ("/v1/completions", 405)])
-async def test_unknown_paths_and_methods_get_error_objects(start: Start, path: str, status: int) -> None:
-    answer = await get(await start(), path)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, "unknown_url")
+async def test_an_unknown_path_gets_an_error_object(start: Start) -> None:
+    answer = await get(await start(), "/nowhere")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+async def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(start: Start) -> None:
+    answer = await get(await start(), "/v1/completions")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], answer.headers["allow"]) == (405, "method_not_allowed", "POST")
+    assert error["message"] == "GET /v1/completions: Method Not Allowed; it takes POST"
 
 
 async def test_a_stream_on_the_wire_is_events_and_a_done_mark(start: Start) -> None:
