@@ -6,8 +6,8 @@ The paper (arXiv 2407.00079, section 8) compares [3P+1D] and [2P+2D] with four n
 16k to 128k tokens, half of each cached, answers of 512, and the highest rate at which the P90 of TTFT stays within ten
 times, and that of TBT within five times, what a single request sees. vLLM is not what stands against us here, but our
 own aggregated instances: `whole prompts` computes a prompt in one step, as systems did then, and lets every running
-answer wait for it; `chunks of 2,048` is chunked prefill with a usual budget; `chunks of 256` is about the largest budget
-whose steps keep the bound of TBT here, so what a careful operator would choose.
+answer wait for it; `chunks of 2,048` is chunked prefill with a usual budget; X
+budget whose steps keep the bound of TBT here, so what a careful operator would choose.
 """
 
 from __future__ import annotations
