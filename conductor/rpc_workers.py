@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import grpc
 import msgspec
+from google.protobuf.message import DecodeError
 from segue_proto.convert import assign_to_pb, cancel_to_pb, outcome_from_pb
 from segue_proto.v1 import worker_pb2
 
@@ -131,18 +132,17 @@ class WorkerControlService:
     def handlers(self) -> grpc.GenericRpcHandler:
         attach = grpc.stream_stream_rpc_method_handler(
             self.attach,
-            request_deserializer=worker_pb2.WorkerMessage.FromString,
             response_serializer=worker_pb2.ConductorMessage.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Attach": attach})
 
     async def attach(
         self,
-        request_iterator: AsyncIterator[worker_pb2.WorkerMessage],
+        request_iterator: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext[worker_pb2.WorkerMessage, worker_pb2.ConductorMessage],
     ) -> AsyncIterator[worker_pb2.ConductorMessage]:
         session = Session()
-        reader = asyncio.create_task(self._read(session, request_iterator), name="worker stream")
+        reader = asyncio.create_task(self._read(session, _parsed(request_iterator)), name="worker stream")
         try:
             async for message in session.outgoing():
                 yield message
@@ -298,6 +298,15 @@ class WorkerControlService:
         self._registry.remove(manifest.ref)
         self._loop.lost(manifest.ref, reason)
         log.warning("%s %s left: %s", manifest.role, manifest.name, reason)
+
+
+async def _parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[worker_pb2.WorkerMessage]:
+    """Raises ProtocolBroken for what is no message: of grpc's own reading only a traceback in the log would be left."""
+    async for raw in messages:
+        try:
+            yield worker_pb2.WorkerMessage.FromString(raw)
+        except DecodeError as error:
+            raise ProtocolBroken(f"WorkerMessage: {error}") from error
 
 
 async def _next(messages: AsyncIterator[worker_pb2.WorkerMessage], body: str) -> worker_pb2.WorkerMessage:

@@ -12,7 +12,15 @@ import logging
 from collections.abc import AsyncIterator
 
 import grpc
-from segue_proto.convert import FINISH_FROM_PB, cancel_to_pb, logprobs_from_pb, ref_from_pb, scores_from_pb
+from google.protobuf.message import DecodeError
+from segue_proto.convert import (
+    UnknownEnumValue,
+    cancel_to_pb,
+    finish_from_pb,
+    logprobs_from_pb,
+    ref_from_pb,
+    scores_from_pb,
+)
 from segue_proto.v1 import worker_pb2
 
 from conductor.gateway.request_table import RequestTable
@@ -39,34 +47,37 @@ class TokenLinkService:
     def handlers(self) -> grpc.GenericRpcHandler:
         push = grpc.stream_stream_rpc_method_handler(
             self.push,
-            request_deserializer=worker_pb2.TokenBatch.FromString,
             response_serializer=worker_pb2.TokenAck.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Push": push})
 
-    async def push(
-        self, batches: AsyncIterator[worker_pb2.TokenBatch], context: Context
-    ) -> AsyncIterator[worker_pb2.TokenAck]:
+    async def push(self, batches: AsyncIterator[bytes], context: Context) -> AsyncIterator[worker_pb2.TokenAck]:
         await refuse_other_versions(context)
         inbox = _Acknowledger()
         reader = asyncio.create_task(self._read(batches, inbox))
         try:
             while (ack := await inbox.next()) is not None:
                 yield ack
-            await reader
+            if refusal := await reader:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
-    async def _read(self, batches: AsyncIterator[worker_pb2.TokenBatch], inbox: _Acknowledger) -> None:
-        """Reads until the instance closes or the connection breaks; either way its requests live on elsewhere."""
+    async def _read(self, batches: AsyncIterator[bytes], inbox: _Acknowledger) -> str:
+        """Reads until the instance closes, the connection breaks or it says what cannot be read; its requests live on
+        elsewhere. Returns what was wrong with what it said, or ""."""
         try:
-            async for batch in batches:
-                inbox.received(self._deliver(batch))
+            async for raw in batches:
+                inbox.received(self._deliver(worker_pb2.TokenBatch.FromString(raw)))
+        except (DecodeError, UnknownEnumValue) as error:
+            log.warning("a token stream is refused: %s", error)
+            return f"TokenBatch: {error}"
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             log.info("a token stream broke")
         finally:
             inbox.close()
+        return ""
 
     def _deliver(self, batch: worker_pb2.TokenBatch) -> list[CancelAttempt]:
         ref = ref_from_pb(batch.ref)
@@ -126,7 +137,7 @@ def _received(ref: InstanceRef, instance: str, delta: worker_pb2.TokenDelta) -> 
         position=delta.position,
         token_ids=delta.token_ids[:],
         logprobs=logprobs_from_pb(logprobs) if logprobs else None,
-        finish=FINISH_FROM_PB[delta.finish],
+        finish=finish_from_pb(delta.finish),
         error=delta.error,
         tokens_cached=delta.tokens_cached,
         from_prefill=delta.from_prefill,

@@ -32,6 +32,20 @@ FINISH_TO_PB: dict[str, inference_pb2.FinishReason] = {
 OUTCOME_TO_PB: dict[OutcomeKind, worker_pb2.OutcomeKind] = {
     kind: worker_pb2.OutcomeKind.Value(f"OUTCOME_KIND_{kind.name}") for kind in OutcomeKind
 }
+
+
+class UnknownEnumValue(ValueError):
+    """proto3 passes on numbers that an enum does not have."""
+
+
+def finish_from_pb(number: int) -> str:
+    """Raises UnknownEnumValue."""
+    reason = FINISH_FROM_PB.get(number)
+    if reason is None:
+        raise UnknownEnumValue(f"{number} is no reason to finish")
+    return reason
+
+
 OUTCOME_FROM_PB: dict[int, OutcomeKind] = {int(number): kind for kind, number in OUTCOME_TO_PB.items()}
 
 _OPTIONAL_SAMPLING = (
@@ -213,7 +227,7 @@ def delta_from_pb(message: worker_pb2.TokenDelta) -> TokenDelta:
         position=message.position,
         token_ids=list(message.token_ids),
         logprobs=logprobs_from_pb(message.logprobs),
-        finish=FINISH_FROM_PB[message.finish],
+        finish=finish_from_pb(message.finish),
         error=message.error,
         tokens_cached=message.tokens_cached,
         from_prefill=message.from_prefill,
