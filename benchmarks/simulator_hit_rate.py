@@ -1,6 +1,6 @@
 """Claim C1: hit rate of one pool of blocks by eviction policy and capacity, beside the published ones.
 
-python benchmarks/simulator_hit_rate.py TOOL_AGENT_TRACE.jsonl
+python benchmarks/simulator_hit_rate.py TOOL_AGENT_TRACE.jsonl [POLICY ...]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PUBLISHED = {
 """Mooncake (arXiv 2407.00079), Table 1, by capacity."""
 
 
-def main(trace: Path) -> None:
+def main(trace: Path, policies: list[str]) -> None:
     workload = read_trace(trace)
     prompts = [request.prefix_ids for request in workload.requests]
     results = ResultFile(
@@ -30,8 +30,8 @@ def main(trace: Path) -> None:
         device=f"one pool, trace digest {workload.digest()}",
         command=f"simulator_hit_rate.py {trace.name}",
     )
-    for policy, published in PUBLISHED.items():
-        worst = 0.0
+    for policy in policies or PUBLISHED:
+        published, worst = PUBLISHED[policy], 0.0
         for capacity, expected in zip(CAPACITIES, published, strict=True):
             rate = hit_rate(prompts, policy, capacity).rate
             worst = max(worst, abs(rate - expected))
@@ -40,4 +40,4 @@ def main(trace: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
