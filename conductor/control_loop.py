@@ -152,9 +152,10 @@ class ControlLoop:
     # -- what workers do
 
     def joined(self, manifest: InstanceManifest, link: WorkerLink) -> None:
+        """Raises UnreachableEvents, and then it has not joined."""
+        self._events.add(manifest.events_address)
         self._manifests[manifest.ref] = manifest
         self._dispatcher.connect(manifest.ref, link)
-        self._events.add(manifest.events_address)
         self._post(InstanceJoined(manifest=manifest))
 
     def lost(self, ref: InstanceRef, reason: str) -> None:

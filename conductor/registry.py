@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from segue.ids import InstanceRef
-from segue.limits import INSTANCES_MAX
+from segue.limits import INSTANCE_NAME_CHARS_MAX, INSTANCES_MAX
 from segue.manifest import InstanceManifest
 from segue.model_card import ModelCard
 
@@ -104,6 +104,8 @@ def _malformed(manifest: InstanceManifest) -> str | None:
             return f"{name} is {value}, must be positive"
     if not manifest.ref.uuid or not manifest.name:
         return "uuid and name must not be empty"
+    if max(len(manifest.ref.uuid), len(manifest.name)) > INSTANCE_NAME_CHARS_MAX:
+        return f"uuid and name take at most {INSTANCE_NAME_CHARS_MAX} characters"
     try:
         bytes.fromhex(manifest.kv_root)
     except ValueError:

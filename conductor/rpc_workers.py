@@ -25,6 +25,7 @@ from segue_proto.v1 import worker_pb2
 from conductor.control_loop import ControlLoop, monotonic_us
 from conductor.registry import HEARTBEAT_MS, HEARTBEATS_MISSED_MAX, Registry
 from conductor.rpc_version import MY_VERSION
+from kvstore.events_zmq import UnreachableEvents
 from segue.errors import SegueError
 from segue.ids import AttemptRef, InstanceRef
 from segue.manifest import InstanceManifest
@@ -200,7 +201,7 @@ class WorkerControlService:
             session.close(BROKE)
         except TimeoutError:
             session.refuse(f"no registration within {REGISTER_S_MAX:.0f} s")
-        except ProtocolBroken as error:
+        except (ProtocolBroken, UnreachableEvents) as error:
             log.warning("refused a worker: %s", error)
             session.refuse(str(error))
         except Exception:

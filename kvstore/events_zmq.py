@@ -88,6 +88,10 @@ class EventPublisher:
         self._socket.send(_encoder.encode(message))
 
 
+class UnreachableEvents(SegueError):
+    """Not an address, or one of a transport that is not here."""
+
+
 class EventSubscriber:
     """Reads the publishers of many instances: `add(address)`, then `async for message in subscriber`.
 
@@ -104,10 +108,13 @@ class EventSubscriber:
         self.malformed = 0
 
     def add(self, address: str) -> None:
-        """Connect; adding an address twice connects once and needs two removals."""
+        """Connect; adding an address twice connects once and needs two removals. Raises UnreachableEvents."""
         count = self._addresses.get(address, 0)
         if count == 0:
-            self._socket.connect(address)
+            try:
+                self._socket.connect(address)
+            except zmq.ZMQError as error:
+                raise UnreachableEvents(f"events_address {address!r}: {error.strerror}") from error
         self._addresses[address] = count + 1
 
     def remove(self, address: str) -> None:

@@ -71,6 +71,9 @@ CONDUCTORS_MAX = 64
 INSTANCES_MAX = 1024
 """Members of one cluster: the design target is 256 with headroom."""
 
+INSTANCE_NAME_CHARS_MAX = 128
+"""Names of instances are labels of metrics, and stand in views, messages and log lines."""
+
 GRPC_MESSAGE_BYTES_MAX = 64 * MIB
 """Control messages: the largest is a tokenizer (Gemma's is 33 MB)."""
 

@@ -1,6 +1,7 @@
 import asyncio
 from pathlib import Path
 
+import grpc
 import msgspec
 import pytest
 from conductor_world import manifest
@@ -42,6 +43,8 @@ async def test_the_card_is_asked_for_once() -> None:
         ({"model": "other"}, "model 'other' is not one of those configured: toy"),
         ({"pages_total": 0}, "pages_total is 0, must be positive"),
         ({"kv_root": "no hex"}, "kv_root is not hexadecimal"),
+        ({"name": "p" * 129}, "uuid and name take at most 128 characters"),
+        ({"ref": InstanceRef("p" * 129, 1)}, "uuid and name take at most 128 characters"),
     ],
 )
 async def test_a_manifest_that_cannot_serve_is_refused(changes: dict[str, object], reason: str) -> None:
@@ -67,6 +70,27 @@ async def test_bytes_that_are_no_manifest_are_refused() -> None:
         stranger.manifest = {"name": "p1", "wire_version": WIRE_VERSION}  # type: ignore[assignment]
         assert (await stranger.register()).refused.reason.startswith("InstanceManifest: ")
         await stranger.close()
+
+
+async def test_a_worker_whose_events_cannot_be_heard_does_not_join() -> None:
+    async with front() as conductor:
+        stranger = Worker(conductor.port, msgspec.structs.replace(P1, events_address="nonsense"))
+        await stranger.register()
+        refusal = await stranger.receive()
+        assert refusal is not None and refusal.refused.reason.startswith("events_address 'nonsense': ")
+        assert not conductor.core.fleet.instances
+        await stranger.close()
+        async with worker(conductor.port, P1):
+            await until(lambda: conductor.core.fleet.instances)
+
+
+async def test_what_is_no_message_is_refused_as_such() -> None:
+    async with front() as conductor, grpc.aio.insecure_channel(f"127.0.0.1:{conductor.port}") as channel:
+        call = channel.stream_stream("/segue.v1.WorkerControl/Attach")()
+        await call.write(b"\xff\xff")
+        answer = worker_pb2.ConductorMessage.FromString(await call.read())
+        assert answer.refused.reason.startswith("WorkerMessage: ")
+        call.cancel()
 
 
 async def test_a_card_that_is_not_the_manifests_is_refused() -> None:

@@ -126,6 +126,24 @@ async def test_a_late_token_of_an_earlier_request_with_the_same_id_is_not_taken_
 
 
 @pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"\xff\xff", "TokenBatch: Error parsing message"),
+        (batch(worker_pb2.TokenDelta(finish=77)).SerializeToString(), "TokenBatch: 77 is no reason to finish"),
+    ],
+)
+async def test_what_cannot_be_read_ends_its_stream_with_the_reason(start: Start, raw: bytes, reason: str) -> None:
+    front = await start()
+    async with grpc.aio.insecure_channel(front.grpc_address) as channel:
+        push = channel.stream_stream("/segue.v1.TokenLink/Push")(metadata=((METADATA_KEY, str(WIRE_VERSION)),))
+        await push.write(raw)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await push.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith(reason)
+
+
+@pytest.mark.parametrize(
     ("named", "read"), [(None, 0), (str(WIRE_VERSION + 1), WIRE_VERSION + 1), ("newest", 0), ("9" * 5000, 0), ("-1", 0)]
 )
 async def test_stream_of_another_wire_version_is_refused_with_the_reason(
