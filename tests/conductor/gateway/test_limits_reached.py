@@ -76,6 +76,7 @@ ELSEWHERE = {
     "ATTEMPTS_TOTAL_MAX": "conductor/gateway/test_gateway_session.py::test_attempts_are_bounded_in_all",
     "PROGRESS_TOKENS": "conductor/gateway/test_gateway_session.py::test_attempts_that_bring_too_little_end_the_request",
     "INSTANCES_MAX": "conductor/test_conductor_parts.py::test_members_are_bounded",
+    "INSTANCE_NAME_CHARS_MAX": "conductor/test_rpc_workers.py::test_a_manifest_that_cannot_serve_is_refused",
     "QUEUED_REQUESTS_MAX": "conductor/test_queue_limit.py::test_the_queue_takes_its_maximum_and_not_one_more",
     "CONDUCTORS_MAX": "worker_runtime/test_conductors_limit.py::test_no_more_conductors_are_dialled_than_the_maximum",
     "TENANTS_TRACKED_MAX": "kvstore/test_directory_tenants.py"
