@@ -22,7 +22,9 @@ import socket
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import numpy as np
 from result_rows import RESULTS, ResultFile, cpu_device
@@ -33,6 +35,7 @@ from segue.ids import AttemptRef, InstanceRef
 
 SOURCE, TARGET = InstanceRef("source", 1), InstanceRef("target", 1)
 SOURCE_VALUE = 7
+ASK_CPU = "CPU time"
 RAW_PIECES = 4
 """Pages of one raw sendmsg; more or fewer make no difference to it."""
 
@@ -47,6 +50,9 @@ def serve_target(pages: int, page_bytes: int, pipe: Connection) -> None:
     raw, _ = listener.accept()
     threading.Thread(target=receive_raw, args=(raw, pool), daemon=True).start()
     while (attempt := pipe.recv()) is not None:
+        if attempt == ASK_CPU:
+            pipe.send(time.process_time())
+            continue
         mover.fence(SOURCE, AttemptRef("bench", attempt - 1))
         mover.receive(SOURCE, AttemptRef("bench", attempt), range(pages))
         pipe.send("lent")
@@ -89,8 +95,26 @@ def seconds_of_raw(sock: socket.socket, own: memoryview, page_bytes: int) -> flo
     return time.perf_counter() - start
 
 
-def measure(pages: int, page_bytes: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of (moves, raw) by round, alternating; the first round of each, which touches memory, is left out."""
+class Round(NamedTuple):
+    """One way over all pages: seconds on the clock, and of CPU at both ends together."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(pipe: Connection, way: Callable[[], float]) -> Round:
+    before_s = cpu_s_of_both(pipe)
+    wall_s = way()
+    return Round(wall_s, cpu_s_of_both(pipe) - before_s)
+
+
+def cpu_s_of_both(pipe: Connection) -> float:
+    pipe.send(ASK_CPU)
+    return float(pipe.recv()) + time.process_time()
+
+
+def measure(pages: int, page_bytes: int, rounds: int) -> tuple[list[Round], list[Round]]:
+    """(moves, raw) by round, alternating; the first round of each, which touches memory, is left out."""
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=serve_target, args=(pages, page_bytes, there))
     child.start()
@@ -107,8 +131,8 @@ def measure(pages: int, page_bytes: int, rounds: int) -> tuple[list[float], list
     for op in range(1, rounds + 2):
         here.send(op)
         here.recv()
-        moves.append(seconds_of_move(mover, done, op, table))
-        raws.append(seconds_of_raw(raw, own, page_bytes))
+        moves.append(timed(here, lambda op=op: seconds_of_move(mover, done, op, table)))  # type: ignore[misc]
+        raws.append(timed(here, lambda: seconds_of_raw(raw, own, page_bytes)))
     here.send(None)
     assert here.recv() == pages * page_bytes, "the target does not hold what was sent"
     child.join()
@@ -123,16 +147,21 @@ def main() -> None:
     parser.add_argument("--page-kib", type=int, default=720, help="720: a 16-token fp32 page of SmolLM2-135M")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    command = f"python benchmarks/handoff_tcp.py --pages {options.pages} --page-kib {options.page_kib}"
+    size = f"--pages {options.pages} --page-kib {options.page_kib}"
+    command = f"python benchmarks/handoff_tcp.py {size} --rounds {options.rounds}"
     rows = ResultFile(RESULTS / "handoff.csv", device=cpu_device(len(os.sched_getaffinity(0))), command=command)
     page_bytes = options.page_kib * 1024
     moves, raws = measure(options.pages, page_bytes, options.rounds)
-    total = options.pages * page_bytes / 1e9
+    total_gb = options.pages * page_bytes / 1e9
     shape = f"{options.pages} x {options.page_kib} KiB loopback, median of {options.rounds}"
-    rows.add(shape, "tcp hand-off", total / statistics.median(moves), "GB/s")
-    rows.add(shape, "raw socket", total / statistics.median(raws), "GB/s")
-    shares = [raw / move for move, raw in zip(moves, raws, strict=True)]
-    rows.add(shape, "share of raw socket", 100 * statistics.median(shares), "%")
+    for way, took in (("tcp hand-off", moves), ("raw socket", raws)):
+        rows.add(shape, way, total_gb / statistics.median(each.wall_s for each in took), "GB/s")
+        rows.add(shape, f"{way}, both ends", statistics.median(each.cpu_s for each in took) / total_gb, "s CPU/GB")
+    pairs = list(zip(moves, raws, strict=True))
+    walls = statistics.median(raw.wall_s / move.wall_s for move, raw in pairs)
+    rows.add(shape, "share of raw socket", 100 * walls, "%")
+    cpus = statistics.median(raw.cpu_s / move.cpu_s for move, raw in pairs)
+    rows.add(shape, "share of raw socket, CPU time", 100 * cpus, "%")
 
 
 if __name__ == "__main__":
