@@ -13,6 +13,7 @@ from conductor.recording import Step, TruncatedRecording, first_difference, read
 from segue.errors import DuplicateRequest, UnknownModel
 from segue.ids import InstanceRef
 from segue.kv_events import BlocksStored
+from segue.limits import INSTANCE_NAME_CHARS_MAX
 from segue.manifest import Role
 from segue.wire_version import WIRE_VERSION
 from segue.worker_messages import Assign, CancelAttempt, Outcome, OutcomeKind
@@ -43,7 +44,7 @@ async def test_the_card_is_asked_for_once() -> None:
         ({"model": "other"}, "model 'other' is not one of those configured: toy"),
         ({"pages_total": 0}, "pages_total is 0, must be positive"),
         ({"kv_root": "no hex"}, "kv_root is not hexadecimal"),
-        ({"name": "p" * 129}, "uuid and name take at most 128 characters"),
+        ({"name": "p" * (INSTANCE_NAME_CHARS_MAX + 1)}, "uuid and name take at most 128 characters"),
         ({"ref": InstanceRef("p" * 129, 1)}, "uuid and name take at most 128 characters"),
     ],
 )
