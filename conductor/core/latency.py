@@ -14,6 +14,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from conductor.core.beliefs import Beliefs
 from conductor.core.decode_load import DecodeLoad, Landing
 from conductor.core.events import RequestArrived
 from conductor.core.instance import PREFILL_SHARE_MAX, PREFILL_SHARE_US, Instance
@@ -149,6 +150,15 @@ class LatencyForecast:
             tpot_q90_us=model.bounds["tpot"].quantile_us(tpot_us),
         )
 
+    def corrected(self, model: str, beliefs: Beliefs) -> Beliefs:
+        """`beliefs` with what was learned of the model's costs in place of what they began with."""
+        cost, believed = self._model(model).cost, beliefs.cost
+        prefill, decode = cost.prefill or believed.prefill, cost.decode or believed.decode
+        if prefill is believed.prefill and decode is believed.decode:
+            return beliefs
+        learned = CostModel(prefill=prefill, decode=decode, kv_token_bytes=believed.kv_token_bytes)
+        return msgspec.structs.replace(beliefs, cost=learned)
+
     def prefill_us(self, model: str, new: int, cached: int = 0) -> float:
         """Of an idle instance; 0 while nothing is known."""
         cost = self._model(model).cost.prefill
@@ -273,12 +283,20 @@ class LatencyForecast:
             new = request.tokens_known - outcome.tokens_cached
             if model.cost.prefill is not None:
                 model.bounds["prefill"].observe(model.cost.prefill.us(new, outcome.tokens_cached), taken_us)
-            model.cost.observe_prefill(new, outcome.tokens_cached, taken_us)
+            if model.cost.prefill is None or self._was_alone(tracked):
+                model.cost.observe_prefill(new, outcome.tokens_cached, taken_us)
         if tracked.prefill == tracked.decode:
             self._land(key, tracked, now_us)
         if tracked.terms is not None:
             model.bounds["ttft"].observe(tracked.terms.ttft_us, now_us - tracked.decided_us)
         return Actual(ttft_us=now_us - tracked.decided_us)
+
+    def _was_alone(self, tracked: _Tracked) -> bool:
+        """Whether no decode step took time from the prompt."""
+        if tracked.prefill != tracked.decode:
+            return True
+        load = self._decodes.get(tracked.decode)
+        return load is None or not load.rows
 
     def _land(self, key: AttemptRef, tracked: _Tracked, now_us: int) -> None:
         load = self._decodes.get(tracked.decode)

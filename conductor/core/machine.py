@@ -23,14 +23,8 @@ from conductor.core.attempts import Attempts
 from conductor.core.beliefs import PRIOR_COST, Beliefs
 from conductor.core.decisions import AttemptFailed, CancelAttempt, Decision, HandoffComplete, Reject, Route
 from conductor.core.events import (
-    AttemptsHeld,
-    DrainRequested,
     Event,
-    InstanceAway,
-    InstanceDraining,
-    InstanceJoined,
     InstanceLost,
-    InstanceReturned,
     KvPublished,
     LoadReported,
     MembershipEvent,
@@ -46,11 +40,12 @@ from conductor.core.instance import Instance
 from conductor.core.joint_policy import JointPolicy
 from conductor.core.latency import LatencyForecast
 from conductor.core.membership import Membership
-from conductor.core.placement import Placement
+from conductor.core.placement import Placement, reject_of, rides_out
 from conductor.core.policy import Refusal, RoutingPolicy
 from conductor.core.throughput import PlacementRate
+from conductor.core.transfers import TransferWatch
 from segue.cost_model import CostModel
-from segue.errors import DeadlineExceeded, Overloaded, Unavailable
+from segue.errors import DeadlineExceeded, Unavailable
 from segue.ids import AttemptRef, InstanceRef
 from segue.limits import QUEUED_REQUESTS_MAX
 from segue.prefix_index import PrefixIndex
@@ -91,6 +86,8 @@ class ConductorCore:
         self._growth: GrowthPredictor = growth or QuantileGrowth()
         self._attempts = Attempts(self.fleet)
         self._membership = Membership(self.fleet, self.index, self._attempts, self._health, self.beliefs.reuse)
+        self.forecast = LatencyForecast(cost)
+        self._transfers = TransferWatch(self.beliefs.links)
         self._placement = Placement(
             self.fleet,
             self.index,
@@ -99,11 +96,11 @@ class ConductorCore:
             self._growth,
             policy or JointPolicy(),
             self.beliefs,
+            self.forecast,
         )
         self._queue = AdmissionQueue(tenant_weights)
         self._queue_max = queue_max
         self._tenant_queue_max = tenant_queue_max or queue_max + 1
-        self.forecast = LatencyForecast(cost)
         self.admission = Admission(objectives, self.forecast, self._queue)
         self._arrived: list[str] = []
         """Of this step, in the queue: those for whom it is too long are told before the step ends."""
@@ -140,6 +137,7 @@ class ConductorCore:
         self._queue.check()
         self._attempts.check()
         self.forecast.check()
+        assert len(self._transfers) <= len(self._attempts), "a transfer of no live attempt"
         assert len(self._queue) <= self._queue_max, "the queue grew past its maximum"
         for attempt in self._attempts:
             assert attempt.key.request_id not in self._queue, "a request is queued and live at once"
@@ -163,12 +161,10 @@ class ConductorCore:
                 if instance is not None and instance.load is event.report:
                     self.forecast.take_load(instance, event.report, now_us)
                 self._room_changed = True
-            case InstanceJoined() | InstanceLost() | InstanceDraining() | DrainRequested():
-                return self._take_membership(now_us, event)
-            case InstanceAway() | InstanceReturned() | AttemptsHeld():
-                return self._take_membership(now_us, event)
             case Tick():
                 pass
+            case _:
+                return self._take_membership(now_us, event)
         return []
 
     def _take_membership(self, now_us: int, event: MembershipEvent) -> list[Decision]:
@@ -176,7 +172,7 @@ class ConductorCore:
         decisions = self._membership.take(now_us, event)
         for decision in decisions:
             if isinstance(decision, AttemptFailed):
-                self.forecast.ended(decision.key)
+                self._forget(decision.key)
         if isinstance(event, InstanceLost) and self.fleet.find(event.ref) is None:
             self.forecast.forget(event.ref.uuid)
         return decisions
@@ -194,7 +190,7 @@ class ConductorCore:
             decisions += self._end(earlier, "superseded by a new attempt")
             self._room_changed = True
         reject = self._placement.refusal(request)
-        if reject is not None and not _rides_out(request, reject):
+        if reject is not None and not rides_out(request, reject):
             return [*decisions, reject]
         full, displaced = self._make_room(request, now_us)
         decisions += displaced
@@ -231,8 +227,12 @@ class ConductorCore:
         return [*self._end(attempt, event.reason)]
 
     def _end(self, attempt: Attempt, reason: str, told: InstanceRef | None = None) -> list[CancelAttempt]:
-        self.forecast.ended(attempt.key)
+        self._forget(attempt.key)
         return self._attempts.end(attempt, reason, told=told)
+
+    def _forget(self, key: AttemptRef) -> None:
+        self.forecast.ended(key)
+        self._transfers.ended(key)
 
     def _report(self, now_us: int, event: OutcomeReported) -> list[Decision]:
         outcome = event.outcome
@@ -257,6 +257,7 @@ class ConductorCore:
         if not self._attempts.report(attempt, event.ref, outcome.kind, now_us):
             self.counts["late or repeated outcome"] += 1
             return []
+        self._transfers.report(key, outcome.kind, now_us)
         self._room_changed = True
         return self._progress(now_us, attempt, event)
 
@@ -305,7 +306,7 @@ class ConductorCore:
             return []
         decisions: list[Decision] = []
         for waiting in self._queue.in_lane(lane):
-            if not _rides_out(waiting.request, reject):
+            if not rides_out(waiting.request, reject):
                 self._queue.remove(waiting.request.request_id)
                 decisions.append(msgspec.structs.replace(reject, key=waiting.request.key))
         return decisions
@@ -315,7 +316,7 @@ class ConductorCore:
         request = waiting.request
         reject = self._placement.refusal(request)
         if reject is not None:
-            if _rides_out(request, reject):
+            if rides_out(request, reject):
                 return None
             self._queue.remove(request.request_id)
             return reject
@@ -338,6 +339,7 @@ class ConductorCore:
         assert choice is not None, "a verdict without a choice routes nothing"
         self._queue.remove(request.request_id)
         attempt = self._attempts.start(request, choice, self._placement.growth_tokens(request), now_us)
+        self._transfers.routed(request, choice)
         self.admission.placed(waiting, verdict, choices, now_us)
         self._rate.placed(now_us)
         return Route(
@@ -385,7 +387,7 @@ class ConductorCore:
         self, request: RequestArrived, reason: str, now_us: int, waiting: Waiting | None = None, resource: str = "queue"
     ) -> Reject:
         retry_after_ms = self._rate.retry_after_ms(len(self._queue))
-        reject = _reject(request, Refusal(reason=reason, resource=resource, retry_after_ms=retry_after_ms))
+        reject = reject_of(request, Refusal(reason=reason, resource=resource, retry_after_ms=retry_after_ms))
         waited_us = 0 if waiting is None else now_us - waiting.queued_us
         self.admission.rejected(request, reject, now_us, waited_us, None, 0)
         return reject
@@ -393,21 +395,6 @@ class ConductorCore:
     def _refused(
         self, waiting: Waiting, refusal: Refusal, now_us: int, verdict: Verdict | None = None, choices: int = 0
     ) -> Reject:
-        reject = _reject(waiting.request, refusal)
+        reject = reject_of(waiting.request, refusal)
         self.admission.rejected(waiting.request, reject, now_us, now_us - waiting.queued_us, verdict, choices)
         return reject
-
-
-def _reject(request: RequestArrived, refusal: Refusal) -> Reject:
-    return Reject(
-        key=request.key,
-        code=Overloaded.code,
-        message=refusal.reason,
-        resource=refusal.resource,
-        retry_after_ms=refusal.retry_after_ms,
-    )
-
-
-def _rides_out(request: RequestArrived, reject: Reject) -> bool:
-    """A stream that already runs waits in the queue for the only instance to come back."""
-    return reject.code == Unavailable.code and request.attempt > 1

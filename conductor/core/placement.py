@@ -9,9 +9,10 @@ from conductor.core.events import RequestArrived
 from conductor.core.fleet import Candidates, Fleet
 from conductor.core.growth import GrowthPredictor
 from conductor.core.health import HealthBook
+from conductor.core.latency import LatencyForecast
 from conductor.core.policy import Choice, Query, Refusal, RoutingPolicy, usable_tokens
 from conductor.core.rendezvous import stable_hash
-from segue.errors import InvalidField, Unavailable, UnknownModel
+from segue.errors import InvalidField, Overloaded, Unavailable, UnknownModel
 from segue.ids import AttemptRef
 from segue.prefix_index import PrefixIndex
 
@@ -31,7 +32,7 @@ def misfit(request: RequestArrived, candidates: Candidates) -> Reject | None:
 
 
 class Placement:
-    """Reads the core's state; changes nothing."""
+    """Reads the core's state; what prompts look for in vain is all that it notes."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Placement:
         growth: GrowthPredictor,
         policy: RoutingPolicy,
         beliefs: Beliefs,
+        forecast: LatencyForecast,
     ) -> None:
         self._fleet = fleet
         self._index = index
@@ -50,6 +52,7 @@ class Placement:
         self._growth = growth
         self._policy = policy
         self._beliefs = beliefs
+        self._forecast = forecast
 
     def refusal(self, request: RequestArrived) -> Reject | None:
         """Why `request` cannot be served by the cluster as it is; None: it is a matter of room."""
@@ -76,6 +79,8 @@ class Placement:
         held_soon = dict(held)
         for uuid, blocks in self._attempts.expected.match(request.block_hashes).items():
             held_soon[uuid] = max(blocks, held.get(uuid, 0))
+        found = max(held_soon.values(), default=0)
+        self._beliefs.reuse.note_wanted(request.block_hashes, found)
         block_size = group.representative.layout.block_size
         query = Query(
             request=request,
@@ -90,7 +95,7 @@ class Placement:
             waited_us=waited_us,
             requests_waiting=requests_waiting,
             blocks_cached=self._index.entries(),
-            beliefs=self._beliefs,
+            beliefs=self._forecast.corrected(request.model, self._beliefs),
         )
         return self._policy.rank(query, group.candidates, self._health)
 
@@ -102,6 +107,21 @@ class Placement:
 
 def _generated_and_left(request: RequestArrived) -> tuple[int, int]:
     return request.tokens_known - request.tokens_prompt, max(0, request.tokens_max - request.tokens_known)
+
+
+def reject_of(request: RequestArrived, refusal: Refusal) -> Reject:
+    return Reject(
+        key=request.key,
+        code=Overloaded.code,
+        message=refusal.reason,
+        resource=refusal.resource,
+        retry_after_ms=refusal.retry_after_ms,
+    )
+
+
+def rides_out(request: RequestArrived, reject: Reject) -> bool:
+    """A stream that already runs waits in the queue for the only instance to come back."""
+    return reject.code == Unavailable.code and request.attempt > 1
 
 
 def _invalid(key: AttemptRef, field: str, message: str) -> Reject:
