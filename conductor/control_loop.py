@@ -149,6 +149,10 @@ class ControlLoop:
     def explain(self, request_id: str) -> list[Explanation]:
         return self._core.admission.log.find(request_id)
 
+    def recent_decisions(self, count: int) -> list[tuple[int, Explanation]]:
+        now_us = monotonic_us()
+        return [(now_us - entry.decided_us, entry) for entry in self._core.admission.log.recent(count)]
+
     # -- what workers do
 
     def joined(self, manifest: InstanceManifest, link: WorkerLink) -> None:

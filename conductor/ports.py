@@ -98,6 +98,9 @@ class ConductorPort(Protocol):
     def explain(self, request_id: str) -> list[Explanation]:
         """Why each recent attempt of a request was placed or rejected as it was, the oldest first."""
 
+    def recent_decisions(self, count: int) -> list[tuple[int, Explanation]]:
+        """The latest ones with their ages in microseconds, the newest first."""
+
 
 class PoolPort(Protocol):
     """Who starts and ends instances."""

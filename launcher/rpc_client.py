@@ -128,6 +128,17 @@ class ExplainedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     choices_total: int
     ttft_us: int
     tpot_us: float
+    age_us: int
+    """Since the decision; of recent ones only."""
+    prefill_let_go: bool
+    """The decode instance had all but one block of the prompt, and computed the rest itself."""
+    ended: str
+    """Why it is over; empty: it runs."""
+
+    @property
+    def chosen(self) -> ExplainedChoice | None:
+        return next((choice for choice in self.choices if choice.verdict == "chosen"), None)
+
     tokens_generated: int
 
 
@@ -195,8 +206,15 @@ class SegueClient:
 
     def explain(self, request_id: str) -> list[ExplainedAttempt]:
         """Recent attempts of a request, the oldest first; none when it is not remembered."""
+        return self._explain(inference_pb2.ExplainRequest(request_id=request_id))
+
+    def recent(self, count: int) -> list[ExplainedAttempt]:
+        """The latest decisions, the newest first."""
+        return self._explain(inference_pb2.ExplainRequest(recent_max=count))
+
+    def _explain(self, request: inference_pb2.ExplainRequest) -> list[ExplainedAttempt]:
         try:
-            answer = self._stub.Explain(inference_pb2.ExplainRequest(request_id=request_id), timeout=CONNECT_S_MAX)
+            answer = self._stub.Explain(request, timeout=CONNECT_S_MAX)
         except grpc.RpcError as error:
             raise _client_error(error) from error
         return [_explained(attempt) for attempt in answer.attempts]

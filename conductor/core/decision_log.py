@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
+from itertools import islice
 
 import msgspec
 
@@ -55,6 +56,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Considered, ...]
     candidates_total: int
     actual: Actual = Actual()
+    prefill_let_go: bool = False
+    """The decode instance had all but one block of the prompt, and computed the rest itself."""
+    ended: str = ""
+    """Why it is over: the gateway's reason to finish, or what failed. Empty while it runs."""
 
     @property
     def chosen(self) -> Considered | None:
@@ -103,6 +108,24 @@ class DecisionLog:
         if terms is not None:
             self._regret(entry.model, "ttft", 0 if known.ttft_us else actual.ttft_us, terms.ttft_us)
             self._regret(entry.model, "tpot", 0 if known.tpot_us else actual.tpot_us, terms.tpot_us)
+
+    def let_go(self, key: AttemptRef) -> None:
+        self._change(key, prefill_let_go=True)
+
+    def ended(self, key: AttemptRef, reason: str) -> None:
+        """The first reason stays."""
+        entry = self._kept.get(key)
+        if entry is not None and not entry.ended:
+            self._change(key, ended=reason)
+
+    def recent(self, count: int) -> list[Explanation]:
+        """The latest decisions, the newest first."""
+        return list(islice(reversed(self._kept.values()), count))
+
+    def _change(self, key: AttemptRef, **changes: object) -> None:
+        entry = self._kept.get(key)
+        if entry is not None:
+            self._kept[key] = msgspec.structs.replace(entry, **changes)
 
     def find(self, request_id: str) -> list[Explanation]:
         """Every kept attempt of a request, the oldest first. What gateways append to its id, a number for each of

@@ -173,6 +173,7 @@ class ConductorCore:
         for decision in decisions:
             if isinstance(decision, AttemptFailed):
                 self._forget(decision.key)
+                self.admission.log.ended(decision.key, decision.reason)
         if isinstance(event, InstanceLost) and self.fleet.find(event.ref) is None:
             self.forecast.forget(event.ref.uuid)
         return decisions
@@ -228,6 +229,7 @@ class ConductorCore:
 
     def _end(self, attempt: Attempt, reason: str, told: InstanceRef | None = None) -> list[CancelAttempt]:
         self._forget(attempt.key)
+        self.admission.log.ended(attempt.key, reason)
         return self._attempts.end(attempt, reason, told=told)
 
     def _forget(self, key: AttemptRef) -> None:
@@ -267,12 +269,15 @@ class ConductorCore:
         elif outcome.kind is OutcomeKind.FAILED:
             self._membership.blame(now_us, attempt, instance)
         self._room_changed = True
-        cancels = self._end(attempt, "the other side failed", told=instance.ref)
         reason = f"{outcome.kind} by {instance.manifest.name}: {outcome.reason}"
+        self.admission.log.ended(attempt.key, reason)
+        cancels = self._end(attempt, "the other side failed", told=instance.ref)
         return [*cancels, AttemptFailed(key=attempt.key, reason=reason)]
 
     def _progress(self, now_us: int, attempt: Attempt, event: OutcomeReported) -> list[Decision]:
         self._membership.credit(now_us, attempt, event.ref, event.outcome.kind)
+        if event.outcome.kind is OutcomeKind.EMPTY:
+            self.admission.log.let_go(attempt.key)
         if event.outcome.kind is OutcomeKind.HANDOFF_COMPLETE and not attempt.handed_off:
             attempt.handed_off = True
             return [HandoffComplete(key=attempt.key)]

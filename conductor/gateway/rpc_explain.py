@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from segue_proto.v1 import inference_pb2
 
 from conductor.core.decision_log import Considered, Explanation
 from conductor.core.latency import Terms
 
+RECENT_DECISIONS = 20
+"""Told when none is named and no number is given."""
+
 
 def explanations_to_pb(attempts: Sequence[Explanation]) -> inference_pb2.ExplainResponse:
     return inference_pb2.ExplainResponse(attempts=[_attempt_to_pb(attempt) for attempt in attempts])
+
+
+def recent_to_pb(decisions: Sequence[tuple[int, Explanation]]) -> inference_pb2.ExplainResponse:
+    """With their ages in microseconds, and of the choices the chosen one."""
+    response = inference_pb2.ExplainResponse()
+    for age_us, attempt in decisions:
+        chosen = () if attempt.chosen is None else (attempt.chosen,)
+        told = _attempt_to_pb(msgspec.structs.replace(attempt, candidates=chosen))
+        told.age_us = max(age_us, 0)
+        response.attempts.append(told)
+    return response
 
 
 def _attempt_to_pb(attempt: Explanation) -> inference_pb2.ExplainedAttempt:
@@ -30,6 +45,8 @@ def _attempt_to_pb(attempt: Explanation) -> inference_pb2.ExplainedAttempt:
         ttft_us=attempt.actual.ttft_us,
         tpot_us=attempt.actual.tpot_us,
         tokens_generated=attempt.actual.tokens_generated,
+        prefill_let_go=attempt.prefill_let_go,
+        ended=attempt.ended,
     )
 
 

@@ -13,13 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from segue_proto.v1 import inference_pb2
 
+from conductor.core.decision_log import DECISIONS_KEPT
 from conductor.gateway.intake import Call, Intake
 from conductor.gateway.live_request import LiveRequest
 from conductor.gateway.metrics import RequestMetrics
 from conductor.gateway.model_catalog import UsableModel
 from conductor.gateway.openai_prompts import template_messages
 from conductor.gateway.request_fields import SamplingFields
-from conductor.gateway.rpc_explain import explanations_to_pb
+from conductor.gateway.rpc_explain import RECENT_DECISIONS, explanations_to_pb, recent_to_pb
 from conductor.gateway.rpc_peers import PeerCancels, is_forwarded
 from conductor.gateway.rpc_status import Context, errors_to_status
 from conductor.gateway.rpc_views import DeltaEncoder, cluster_to_pb, emit_to_pbs, finished_to_pb, started_to_pb
@@ -111,7 +112,8 @@ class InferenceService:
         async with errors_to_status(context, self._metrics):
             message = parse(body, inference_pb2.ExplainRequest)
             if not message.request_id:
-                raise InvalidField("request_id", "is empty")
+                count = message.recent_max or RECENT_DECISIONS
+                return serialize(recent_to_pb(self._conductor.recent_decisions(min(count, DECISIONS_KEPT))))
             return serialize(explanations_to_pb(self._conductor.explain(message.request_id)))
 
     async def _accept(self, body: bytes, context: Context) -> tuple[LiveRequest, UsableModel]:

@@ -90,6 +90,11 @@ class FakeConductor:
     def explain(self, request_id: str) -> list[Explanation]:
         return self.explained.get(request_id, [])
 
+    def recent_decisions(self, count: int) -> list[tuple[int, Explanation]]:
+        """Each a second older than the one before."""
+        entries = [entry for entries in self.explained.values() for entry in entries]
+        return [(age_s * 1_000_000, entry) for age_s, entry in enumerate(reversed(entries))][:count]
+
     def cluster(self) -> ClusterView:
         instances = [toy_instance("p0", PREFILL, Role.PREFILL), toy_instance("d0", DECODE, Role.DECODE)]
         return ClusterView(instances=instances, models=list(self.served.values()), requests_queued=0)

@@ -76,6 +76,17 @@ def test_each_outcome_releases_what_it_ends(
     assert world.booked() == {"p1": NOTHING, "d1": NOTHING}
 
 
+def test_explanations_say_that_a_prefill_instance_was_let_go_and_how_attempts_ended(world: World) -> None:
+    world.submit("let-go")
+    world.submit("failed")
+    world.outcome("d1", "let-go", OutcomeKind.EMPTY)
+    world.outcome("d1", "failed", OutcomeKind.FAILED)
+    world.finish("let-go", "length")
+    failed, let_go = world.core.admission.log.recent(9)
+    assert (let_go.prefill_let_go, let_go.ended) == (True, "length")
+    assert (failed.prefill_let_go, failed.ended) == (False, "failed by d1: ")
+
+
 def test_finishing_tells_only_the_sides_that_still_hold_something(world: World) -> None:
     world.submit("r")
     world.outcome("d1", "r", OutcomeKind.HANDOFF_COMPLETE)

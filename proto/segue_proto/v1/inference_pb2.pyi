@@ -305,10 +305,12 @@ class GetClusterResponse(_message.Message):
     def __init__(self, instances: _Optional[_Iterable[_Union[Instance, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., requests_queued: _Optional[int] = ..., requests_live: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "recent_max")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RECENT_MAX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    recent_max: int
+    def __init__(self, request_id: _Optional[str] = ..., recent_max: _Optional[int] = ...) -> None: ...
 
 class PredictedTerms(_message.Message):
     __slots__ = ("queue_us", "prefill_us", "ttft_us", "ttft_q90_us", "batch", "kv_tokens", "tpot_us", "tpot_q90_us")
@@ -351,7 +353,7 @@ class ConsideredChoice(_message.Message):
     def __init__(self, prefill: _Optional[str] = ..., decode: _Optional[str] = ..., source: _Optional[str] = ..., cost: _Optional[float] = ..., tokens_compute: _Optional[int] = ..., tokens_cached: _Optional[int] = ..., terms: _Optional[_Union[PredictedTerms, _Mapping]] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class ExplainedAttempt(_message.Message):
-    __slots__ = ("request_id", "attempt", "model", "tenant", "priority", "tokens_known", "waited_us", "decision", "reason", "choices", "choices_total", "ttft_us", "tpot_us", "tokens_generated")
+    __slots__ = ("request_id", "attempt", "model", "tenant", "priority", "tokens_known", "waited_us", "decision", "reason", "choices", "choices_total", "ttft_us", "tpot_us", "tokens_generated", "age_us", "prefill_let_go", "ended")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +368,9 @@ class ExplainedAttempt(_message.Message):
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     TPOT_US_FIELD_NUMBER: _ClassVar[int]
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    AGE_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_LET_GO_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     model: str
@@ -380,7 +385,10 @@ class ExplainedAttempt(_message.Message):
     ttft_us: int
     tpot_us: float
     tokens_generated: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., tokens_known: _Optional[int] = ..., waited_us: _Optional[int] = ..., decision: _Optional[str] = ..., reason: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ConsideredChoice, _Mapping]]] = ..., choices_total: _Optional[int] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[float] = ..., tokens_generated: _Optional[int] = ...) -> None: ...
+    age_us: int
+    prefill_let_go: bool
+    ended: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., tokens_known: _Optional[int] = ..., waited_us: _Optional[int] = ..., decision: _Optional[str] = ..., reason: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ConsideredChoice, _Mapping]]] = ..., choices_total: _Optional[int] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., age_us: _Optional[int] = ..., prefill_let_go: bool = ..., ended: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
     __slots__ = ("attempts",)

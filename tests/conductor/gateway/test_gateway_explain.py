@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import httpx
-import pytest
+import msgspec
 from gateway_front import Front, saying
 from segue_proto.v1 import inference_pb2, inference_pb2_grpc
 
 from conductor.core.decision_log import Considered, Explanation, RegretTotals
 from conductor.core.latency import Actual, Coverage, Terms
 from conductor.gateway.prediction_metrics import prediction_metrics
+from conductor.gateway.rpc_explain import RECENT_DECISIONS
 from conductor.ports import PredictionView
 from segue.calibration import Drift
 from segue.ids import AttemptRef
@@ -56,13 +57,15 @@ EXPLAINED = Explanation(
     ),
     candidates_total=12,
     actual=Actual(ttft_us=11, tpot_us=12.0, tokens_generated=13),
+    prefill_let_go=True,
+    ended="stop",
 )
 
 
-async def explain(front: Front, request_id: str) -> inference_pb2.ExplainResponse:
+async def explain(front: Front, request_id: str, recent_max: int = 0) -> inference_pb2.ExplainResponse:
     async with grpc.aio.insecure_channel(front.grpc_address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        return await stub.Explain(inference_pb2.ExplainRequest(request_id=request_id))
+        return await stub.Explain(inference_pb2.ExplainRequest(request_id=request_id, recent_max=recent_max))
 
 
 async def test_every_field_of_an_explanation_crosses_the_wire(start: Start) -> None:
@@ -78,12 +81,21 @@ async def test_every_field_of_an_explanation_crosses_the_wire(start: Start) -> N
     assert not other.HasField("terms")
 
 
-async def test_an_unknown_request_has_no_attempts_and_an_empty_id_is_refused(start: Start) -> None:
+async def test_an_unknown_request_has_no_attempts(start: Start) -> None:
     front = await start()
     assert not (await explain(front, "nobody")).attempts
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await explain(front, "")
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_without_an_id_the_latest_decisions_are_told_with_the_chosen_choice_alone(start: Start) -> None:
+    front = await start()
+    others = [msgspec.structs.replace(EXPLAINED, key=AttemptRef(f"r{number}", 1)) for number in range(30)]
+    front.conductor.explained["mine"] = [*others, EXPLAINED]
+    newest, older, *_ = (await explain(front, "")).attempts
+    assert (newest.request_id, newest.age_us, older.request_id, older.age_us) == ("mine~gw", 0, "r29", 1_000_000)
+    assert [(choice.prefill, choice.verdict) for choice in newest.choices] == [("p0", "chosen")]
+    assert (newest.prefill_let_go, newest.ended) == (True, "stop")
+    assert len((await explain(front, "")).attempts) == RECENT_DECISIONS
+    assert len((await explain(front, "", recent_max=3)).attempts) == 3
 
 
 async def test_a_priority_reaches_the_conductor_from_both_doors(start: Start) -> None:
