@@ -2,6 +2,7 @@
 
     y_mn = s_m t_n sum_k q_mk w_nk  + b_n         accumulated in float32 by the tensor cores, rounded once
 
+So in chunks and large batches; decode steps of few rows keep activations in bfloat16 (`cuda/fused_decode.py`).
 Embedding, norms, head and attention stay in the model's dtype. The checkpoint is read in that dtype and quantised layer
 by layer, so that one layer exists twice for a moment.
 """
@@ -82,7 +83,3 @@ def fp8_weight(weight: torch.Tensor) -> Fp8Weight:
 
     values, scales = quantize_rows(weight.contiguous())
     return Fp8Weight(values, scales.t().contiguous())
-
-
-def is_quantized(parameters: ModelParameters) -> bool:
-    return isinstance(parameters.layers[0].qkv, Fp8Weight)

@@ -1,10 +1,11 @@
 """Products and small kernels of a decode step against their floors, on one GPU; Llama-3.1-8B shape.
 
-    PYTHONPATH=.:kernels python -m benchmarks.kernels.small [--results FILE] [--sweep]
+    PYTHONPATH=.:kernels python -m benchmarks.kernels.small [--results FILE] [--sweep 1,8] [--fp8]
 
 Calls are captured in one CUDA graph that walks as many weight copies as overflow the L2 cache; a time is that of a
 replay divided by its calls, median over replays. Floor: weight bytes at the rate of pure reads. `--sweep` times launch
-shapes of the fused products and prints the best; candidates are compiled in parallel first.
+shapes of the fused products and prints the best; candidates are compiled in parallel first. `--fp8` does the products
+of a layer alone, with fp8 weights, beside cuBLAS's with fp8 on both sides (what steps of larger batches take).
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import json
 import math
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from segue_kernels.activation import silu_mul
@@ -33,11 +35,14 @@ from segue_kernels.skinny_gemm import GemvTile, gemv, gemv_gated, gemv_rope
 from segue_kernels.skinny_gemm_dot import DotTile, skinny_gated, skinny_linear
 
 from benchmarks.result_rows import RESULTS, ResultFile
-from engine.cuda.tiles import H200_TILES
+from engine.cuda.fused_decode import stored
+from engine.cuda.tiles import FP8_TILES, H200_TILES
+from engine.fp8 import Fp8Weight, fp8_weight
 
 HIDDEN, WIDTH, HEADS, KV_HEADS, DIM, VOCAB = 4096, 14336, 32, 8, 128, 128_256
 READ_TBPS = 4.6
 """Pure reads of one H200."""
+Weight = torch.Tensor | Fp8Weight
 COLD_BYTES = 400 << 20
 """Weight copies together exceed this, several times the L2 cache."""
 EPS = 1e-5
@@ -51,9 +56,8 @@ class Product:
     rows: int
     columns: int
 
-    @property
-    def weight_bytes(self) -> int:
-        return self.rows * self.columns * 2
+    def weight_bytes(self, fp8: bool) -> int:
+        return self.rows * self.columns * (1 if fp8 else 2)
 
 
 QKV = Product("qkv", (HEADS + 2 * KV_HEADS) * DIM, HIDDEN)
@@ -67,13 +71,14 @@ PRODUCTS = (QKV, OUT, GATE_UP, DOWN, HEAD)
 class Operands:
     """Random inputs of one product for `batch` rows; `copies` weights, or one of few rows to compile with."""
 
-    def __init__(self, product: Product, batch: int, *, small: bool = False) -> None:
-        self.product, self.batch = product, batch
+    def __init__(self, product: Product, batch: int, *, small: bool = False, fp8: bool = False) -> None:
+        self.product, self.batch, self.fp8 = product, batch, fp8
         rows = QKV.rows if product is QKV else 1024
         rows = rows if small else product.rows
-        copies = 1 if small else max(2, -(-COLD_BYTES // product.weight_bytes))
+        copies = 1 if small else max(2, -(-COLD_BYTES // product.weight_bytes(fp8)))
         make = {"dtype": torch.bfloat16, "device": "cuda"}
-        self.weights = [torch.randn(rows, product.columns, **make) * product.columns**-0.5 for _ in range(copies)]
+        weights = [torch.randn(rows, product.columns, **make) * product.columns**-0.5 for _ in range(copies)]
+        self.weights: list[Weight] = [fp8_weight(weight) for weight in weights] if fp8 else list(weights)
         self.x = torch.randn(batch, product.columns, **make)
         self.gain = torch.rand(product.columns, device="cuda")
         self.out = torch.randn(batch, rows // 2 if product is GATE_UP else rows, **make)
@@ -83,29 +88,32 @@ class Operands:
         self.pages = torch.zeros(batch * 2, 2, 2, KV_HEADS, 64, DIM, **make)
 
 
-def single(o: Operands, w: torch.Tensor, tile: GemvTile, pdl: bool = True) -> None:
+def single(o: Operands, weight: Weight, tile: GemvTile, pdl: bool = True) -> None:
     """The batch-1 kernel of a product, as the decode step launches it."""
+    w, scales = stored(weight)
     if o.product is QKV:
-        gemv_rope(o.x, w, o.gain, EPS, o.rope, o.slots, o.pages, 1, HEADS, tile=tile, pdl=pdl)
+        gemv_rope(o.x, w, o.gain, EPS, o.rope, o.slots, o.pages, 1, HEADS, scales=scales, tile=tile, pdl=pdl)
     elif o.product is GATE_UP:
-        gemv_gated(o.x, w, o.gain, EPS, out=o.out, tile=tile, pdl=pdl)
+        gemv_gated(o.x, w, o.gain, EPS, scales=scales, out=o.out, tile=tile, pdl=pdl)
     elif o.product is HEAD:
         gemv(o.x, w, gain=o.gain, eps=EPS, out=o.logits, tile=tile, pdl=pdl)
     else:
-        gemv(o.x, w, residual=o.out, tile=tile, pdl=pdl)
+        gemv(o.x, w, residual=o.out, scales=scales, tile=tile, pdl=pdl)
 
 
-def small(o: Operands, w: torch.Tensor, tile: DotTile, pdl: bool = True) -> None:
+def small(o: Operands, weight: Weight, tile: DotTile, pdl: bool = True) -> None:
     """The small-batch kernel of a product."""
+    w, scales = stored(weight)
     if o.product is GATE_UP:
-        skinny_gated(o.x, w, out=o.out, tile=tile, pdl=pdl)
+        skinny_gated(o.x, w, scales=scales, out=o.out, tile=tile, pdl=pdl)
     elif o.product is HEAD:
         skinny_linear(o.x, w, out=o.logits, tile=tile, pdl=pdl)
     else:
-        skinny_linear(o.x, w, residual=o.out if o.product in (OUT, DOWN) else None, out=o.out, tile=tile, pdl=pdl)
+        residual = o.out if o.product in (OUT, DOWN) else None
+        skinny_linear(o.x, w, residual=residual, scales=scales, out=o.out, tile=tile, pdl=pdl)
 
 
-def graph_us(call: Callable[[torch.Tensor], None], weights: list[torch.Tensor], replays: int = 20) -> float:
+def graph_us(call: Callable[[Any], object], weights: Sequence[Any], replays: int = 20) -> float:
     """Median microseconds of one call, over cold weights."""
     call(weights[0])
     torch.cuda.synchronize()
@@ -131,8 +139,8 @@ def tile_us(o: Operands, tile: GemvTile | DotTile, replays: int = 20) -> float:
 
 
 def library_us(o: Operands) -> float:
-    """cuBLAS alone, without what is fused around it."""
-    return graph_us(lambda w: torch.mm(o.x, w.T), o.weights)
+    """cuBLAS alone, without what is fused around it; in fp8 with the rounding of x that it needs."""
+    return graph_us(lambda w: w.product(o.x) if o.fp8 else torch.mm(o.x, w.T), o.weights)
 
 
 def gemv_tiles(product: Product) -> Iterator[GemvTile]:
@@ -145,18 +153,18 @@ def gemv_tiles(product: Product) -> Iterator[GemvTile]:
             yield GemvTile(rows, columns, warps)
 
 
-def dot_tiles(product: Product) -> Iterator[DotTile]:
-    """Tiles that keep 48 to 200 KB on their way into shared memory."""
+def dot_tiles(product: Product, fp8: bool) -> Iterator[DotTile]:
+    """Tiles that keep 48 (in fp8 24) to 200 KB on their way into shared memory."""
     doubled = 2 if product is GATE_UP else 1
     for rows, columns, stages, warps in itertools.product((16, 32, 64), (128, 256, 512, 1024), (3, 4, 6), (2, 4)):
-        stage_bytes = (rows * doubled + 8) * columns * 2
-        if stage_bytes * (stages - 1) >= 49_152 and stage_bytes * stages <= 220_000:
+        stage_bytes = rows * doubled * columns * (1 if fp8 else 2) + 8 * columns * 2
+        if stage_bytes * (stages - 1) >= (24_576 if fp8 else 49_152) and stage_bytes * stages <= 220_000:
             yield DotTile(rows, columns, stages, warps, prefetch=min(1024, 2 * columns))
 
 
-def _compile(job: tuple[Product, int, list[GemvTile | DotTile]]) -> None:
-    product, batch, tiles = job
-    operands = Operands(product, batch, small=True)
+def _compile(job: tuple[Product, int, list[GemvTile | DotTile], bool]) -> None:
+    product, batch, tiles, fp8 = job
+    operands = Operands(product, batch, small=True, fp8=fp8)
     for tile in tiles:
         if isinstance(tile, GemvTile):
             single(operands, operands.weights[0], tile)
@@ -165,20 +173,20 @@ def _compile(job: tuple[Product, int, list[GemvTile | DotTile]]) -> None:
     torch.cuda.synchronize()
 
 
-def sweep(batches: tuple[int, ...], best_path: Path | None) -> None:
+def sweep(batches: tuple[int, ...], best_path: Path | None, fp8: bool) -> None:
     """Best launch shapes of each product, in microseconds; the winners go to `best_path` as JSON."""
     lists = {
-        (product, batch): list(gemv_tiles(product) if batch == 1 else dot_tiles(product))
-        for product in PRODUCTS
+        (product, batch): list(gemv_tiles(product) if batch == 1 else dot_tiles(product, fp8))
+        for product in measured(fp8)
         for batch in batches
     }
-    jobs = [(p, b, tiles[part::4]) for (p, b), tiles in lists.items() for part in range(4)]
+    jobs = [(p, b, tiles[part::4], fp8) for (p, b), tiles in lists.items() for part in range(4)]
     with ProcessPoolExecutor(15, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, jobs))
     best = {}
     for (product, batch), tiles in lists.items():
-        operands = Operands(product, batch)
-        floor_us = product.weight_bytes / READ_TBPS / 1e6
+        operands = Operands(product, batch, fp8=fp8)
+        floor_us = product.weight_bytes(fp8) / READ_TBPS / 1e6
         timed = sorted(((tile_us(operands, tile, 10), tile) for tile in tiles), key=lambda entry: entry[0])
         print(f"{product.name} batch {batch}: floor {floor_us:.1f}, cuBLAS {library_us(operands):.1f}", flush=True)
         for value, tile in timed[:4]:
@@ -188,15 +196,20 @@ def sweep(batches: tuple[int, ...], best_path: Path | None) -> None:
         best_path.write_text(json.dumps(best, indent=1))
 
 
-def products(results: ResultFile) -> None:
+def measured(fp8: bool) -> tuple[Product, ...]:
+    """The head is never quantised."""
+    return tuple(product for product in PRODUCTS if not (fp8 and product is HEAD))
+
+
+def products(results: ResultFile, fp8: bool) -> None:
     """Each product with the tile the engine uses, and cuBLAS beside it."""
-    for product, batch in itertools.product(PRODUCTS, (1, 2, 4, 8, 16)):
-        operands = Operands(product, batch)
+    for product, batch in itertools.product(measured(fp8), (1, 2, 4, 8, 16)):
+        operands = Operands(product, batch, fp8=fp8)
         kind = "single" if batch == 1 else "small"
-        ours_us = tile_us(operands, getattr(H200_TILES, f"{kind}_{product.name}"))
-        shape = f"{product.name}, batch {batch}"
+        ours_us = tile_us(operands, getattr(FP8_TILES if fp8 else H200_TILES, f"{kind}_{product.name}"))
+        shape = f"{product.name}{' fp8' if fp8 else ''}, batch {batch}"
         results.add(shape, "time", ours_us, "us")
-        results.add(shape, "of floor", product.weight_bytes / READ_TBPS / 1e6 / ours_us, "")
+        results.add(shape, "of floor", product.weight_bytes(fp8) / READ_TBPS / 1e6 / ours_us, "")
         results.add(shape, "cuBLAS", library_us(operands), "us")
 
 
@@ -278,16 +291,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS / "small_kernels_h200.csv")
     parser.add_argument("--sweep", default="", help="batch sizes, such as 1,8")
+    parser.add_argument("--fp8", action="store_true", help="the products of a layer alone, with fp8 weights")
     parser.add_argument("--only", choices=("sampling",), help="leave the rest out")
     parser.add_argument("--best", type=Path, help="JSON file for the sweep's winners")
     options = parser.parse_args()
     if options.sweep:
-        sweep(tuple(int(batch) for batch in options.sweep.split(",")), options.best)
+        sweep(tuple(int(batch) for batch in options.sweep.split(",")), options.best, options.fp8)
         return
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     results = ResultFile(options.results, device=device, command="kernels.small")
+    if options.fp8:
+        products(results, fp8=True)
+        return
     if options.only is None:
-        products(results)
+        products(results, fp8=False)
         pointwise(results)
     sampling(results)
     general_sampling(results)

@@ -20,8 +20,7 @@ from engine.attention.base import AttentionBatch
 from engine.cuda.blas import blas_library, library_for
 from engine.cuda.capture import captured
 from engine.cuda.fused_decode import BATCH_MAX, FusedDecode, refusal
-from engine.cuda.tiles import H200_TILES, DecodeTiles
-from engine.fp8 import is_quantized
+from engine.cuda.tiles import DecodeTiles, tiles_for
 from engine.model import DecoderModel, StepInput
 from engine.row_state import RowState
 
@@ -58,8 +57,8 @@ class DecodeGraphs:
         self.buckets = tuple(buckets)
         self.pdl = supports_pdl(device)
         self._fused: FusedDecode | None = None
-        if refusal(model.spec) is None and not is_quantized(model.parameters):
-            self._fused = FusedDecode(model, kv_pages, tiles or H200_TILES, pdl=self.pdl)
+        if refusal(model.spec) is None:
+            self._fused = FusedDecode(model, kv_pages, tiles or tiles_for(model.parameters), pdl=self.pdl)
         size = self.buckets[-1]
         self.words = torch.full((Places.WORDS, size), -1, dtype=torch.int32, device=device)
         """Places as one block of memory, see `Places.of`; the caller writes it between steps."""

@@ -4,6 +4,9 @@
     batch 2 .. 16  tensor-core products that stream the weights once; residual and SiLU fused, norms apart
     above          the model's own forward (cuBLAS), see `decode_graphs`
 
+With fp8 weights the first two multiply activations as they are, in bfloat16, with weights that are widened in
+registers: half as much is read. The model's own forward rounds activations to fp8 as well.
+
 With programmatic dependent launch a kernel of a step starts while its predecessor drains. Two do not: the first, as the
 kernels before it (gather of the batch, attention's work list) write what later kernels read before their waits; and at
 batch 1 the output projection, whose weights would get in the way of attention's short reads (step 3.88 ms, not 4.10).
@@ -21,6 +24,7 @@ from segue_kernels.skinny_gemm_dot import skinny_gated, skinny_linear
 
 from engine.arch import ArchSpec
 from engine.cuda.tiles import DecodeTiles
+from engine.fp8 import Fp8Weight
 from engine.model import DecoderModel
 from engine.parameters import LayerParameters
 
@@ -41,6 +45,11 @@ def refusal(spec: ArchSpec) -> str | None:
         (spec.attention_soft_cap is not None or spec.logit_soft_cap is not None, "a soft cap"),
     )
     return next((reason for failed, reason in checks if failed), None)
+
+
+def stored(weight: torch.Tensor | Fp8Weight) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A weight as the kernels take it: numbers, and the scales that fp8 numbers have."""
+    return (weight.values, weight.scales) if isinstance(weight, Fp8Weight) else (weight, None)
 
 
 class FusedDecode:
@@ -80,9 +89,11 @@ class FusedDecode:
 
     def _single_layer(self, index: int, layer: LayerParameters, batch: BatchBuffers, attention: DecodePlan) -> None:
         eps, tiles, pdl = self.spec.norm_eps, self.tiles, self.pdl
+        (qkv, qkv_scales), (o, o_scales) = stored(layer.qkv), stored(layer.o)
+        (gate_up, gate_up_scales), (down, down_scales) = stored(layer.gate_up), stored(layer.down)
         q = gemv_rope(
             batch.x,
-            layer.qkv,
+            qkv,
             layer.attention_norm,
             eps,
             batch.rope,
@@ -90,24 +101,29 @@ class FusedDecode:
             self.kv_pages,
             index,
             self.model.heads,
+            scales=qkv_scales,
             tile=tiles.single_qkv,
             pdl=pdl and index > 0,
         )
         attended = self._attend(index, q, attention)
-        gemv(attended, layer.o, residual=batch.x, tile=tiles.single_o)
-        gated = gemv_gated(batch.x, layer.gate_up, layer.mlp_norm, eps, tile=tiles.single_gate_up, pdl=pdl)
-        gemv(gated, layer.down, residual=batch.x, tile=tiles.single_down, pdl=pdl)
+        gemv(attended, o, residual=batch.x, scales=o_scales, tile=tiles.single_o)
+        gated = gemv_gated(
+            batch.x, gate_up, layer.mlp_norm, eps, scales=gate_up_scales, tile=tiles.single_gate_up, pdl=pdl
+        )
+        gemv(gated, down, residual=batch.x, scales=down_scales, tile=tiles.single_down, pdl=pdl)
 
     def _small_layer(self, index: int, layer: LayerParameters, batch: BatchBuffers, attention: DecodePlan) -> None:
         eps, tiles, pdl = self.spec.norm_eps, self.tiles, self.pdl
+        (w_qkv, qkv_scales), (o, o_scales) = stored(layer.qkv), stored(layer.o)
+        (gate_up, gate_up_scales), (down, down_scales) = stored(layer.gate_up), stored(layer.down)
         normed = rms_norm(batch.x, layer.attention_norm, eps, pdl=pdl and index > 0)
-        qkv = skinny_linear(normed, layer.qkv, tile=tiles.small_qkv, pdl=pdl)
+        qkv = skinny_linear(normed, w_qkv, scales=qkv_scales, tile=tiles.small_qkv, pdl=pdl)
         q = rope_store(qkv, batch.rope, batch.slots, self.kv_pages, index, self.model.heads, pdl=pdl)
         attended = self._attend(index, q, attention)
-        skinny_linear(attended, layer.o, residual=batch.x, tile=tiles.small_o, pdl=pdl)
+        skinny_linear(attended, o, residual=batch.x, scales=o_scales, tile=tiles.small_o, pdl=pdl)
         normed = rms_norm(batch.x, layer.mlp_norm, eps, pdl=pdl)
-        gated = skinny_gated(normed, layer.gate_up, tile=tiles.small_gate_up, pdl=pdl)
-        skinny_linear(gated, layer.down, residual=batch.x, tile=tiles.small_down, pdl=pdl)
+        gated = skinny_gated(normed, gate_up, scales=gate_up_scales, tile=tiles.small_gate_up, pdl=pdl)
+        skinny_linear(gated, down, residual=batch.x, scales=down_scales, tile=tiles.small_down, pdl=pdl)
 
     def _logits_buffer(self, x: torch.Tensor) -> torch.Tensor:
         return torch.empty(x.shape[0], self.spec.vocab_rows, dtype=torch.float32, device=x.device)

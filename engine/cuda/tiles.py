@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from segue_kernels.skinny_gemm import GemvTile
 from segue_kernels.skinny_gemm_dot import DotTile
+
+from engine.fp8 import Fp8Weight
+from engine.parameters import ModelParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class DecodeTiles:
     small_head: DotTile
 
 
+def tiles_for(parameters: ModelParameters) -> DecodeTiles:
+    """By what the linear layers are stored in."""
+    return FP8_TILES if isinstance(parameters.layers[0].qkv, Fp8Weight) else H200_TILES
+
+
 H200_TILES = DecodeTiles(
     single_qkv=GemvTile(rows=2, columns=2048, warps=4),
     single_o=GemvTile(rows=4, columns=2048, warps=8),
@@ -39,3 +47,11 @@ H200_TILES = DecodeTiles(
 """Microseconds at batch 1 / 8, floor in brackets, cuBLAS in the same run 15.8 / 15.7, 12.8 / 12.7, 58.8 / 58.9, 31.8 /
 33.0, 247 / 258: qkv 13.6 / 15.0 (10.9), o 9.8 / 11.0 (7.3), gate_up 56.2 / 59.8 (51.1), down 29.7 / 31.4 (25.5), head
 233 / 245 (228)."""
+
+FP8_TILES = replace(
+    H200_TILES,
+    small_qkv=DotTile(rows=16, columns=512, stages=4, warps=2, prefetch=1024),
+    small_gate_up=DotTile(rows=32, columns=256, stages=4, warps=4, prefetch=1024),
+)
+"""For fp8 weights; not measured yet: `--fp8 --sweep` of the benchmark times them. Tiles have half the bytes. Those of a
+lone row cannot be larger, as their sums fill the registers, nor can two of 64 x 256, as they spill when widened."""

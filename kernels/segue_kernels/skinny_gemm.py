@@ -8,7 +8,8 @@ One program computes a few rows over the whole of K with register tiles and FMA 
 for tensor cores, and no split over K means no second pass. The norm needs no pass of its own either:
 W (x * gain * s) = s * (W (x * gain)) with s = 1 / sqrt(mean(x^2) + eps), so s is applied at the end. Weights are
 loaded two tiles ahead, the first two before the PDL wait, so that they stream in while the previous kernel drains.
-W is [N, K] row-major.
+W is [N, K] row-major, in x's dtype or in fp8 (e4m3) with a float32 scale for each row: fp8 weights become float32 in
+registers, x stays as it is, and the scale is applied to the sum.
 """
 
 from __future__ import annotations
@@ -94,9 +95,39 @@ def row_products(
 
 
 @triton.jit
+def chained_products(
+    x_ptr,
+    w_ptr,
+    scales_ptr,
+    gain_ptr,
+    rows,
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`row_products` as a link of a PDL chain: weights and scales are asked for before the wait, x after it."""
+    if PDL:
+        gdc_launch_dependents()
+    first, second = first_tiles(w_ptr, rows, N, K, BLOCK_K)
+    if HAS_SCALES:
+        scales = tl.load(scales_ptr + rows, mask=rows < N, other=0.0)
+    if PDL:
+        gdc_wait()
+    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, HAS_NORM)
+    if HAS_SCALES:
+        products *= scales
+    return products
+
+
+@triton.jit
 def gemv_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     gain_ptr,
     residual_ptr,
     out_ptr,
@@ -107,15 +138,11 @@ def gemv_kernel(
     BLOCK_K: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL:
-        gdc_launch_dependents()
-    first, second = first_tiles(w_ptr, rows, N, K, BLOCK_K)
-    if PDL:
-        gdc_wait()
-    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, HAS_NORM)
+    products = chained_products(x_ptr, w_ptr, scales_ptr, gain_ptr, rows, N, eps, K, BLOCK_K, HAS_NORM, HAS_SCALES, PDL)
     if HAS_RESIDUAL:
         products += tl.load(residual_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, products.to(out_ptr.dtype.element_ty), mask=rows < N)
@@ -125,6 +152,7 @@ def gemv_kernel(
 def gemv_gated_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     gain_ptr,
     out_ptr,
     width,
@@ -132,18 +160,16 @@ def gemv_gated_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # Gate and up rows alternate in the tile: even places gate, odd places the up row of the same output.
     place = tl.arange(0, 2 * BLOCK_N)
     out_rows = tl.program_id(0) * BLOCK_N + place // 2
     rows = tl.where(out_rows < width, out_rows + place % 2 * width, 2 * width)
-    if PDL:
-        gdc_launch_dependents()
-    first, second = first_tiles(w_ptr, rows, 2 * width, K, BLOCK_K)
-    if PDL:
-        gdc_wait()
-    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, 2 * width, eps, K, BLOCK_K, True)
+    products = chained_products(
+        x_ptr, w_ptr, scales_ptr, gain_ptr, rows, 2 * width, eps, K, BLOCK_K, True, HAS_SCALES, PDL
+    )
     gate, up = tl.split(tl.reshape(products, [BLOCK_N, 2]))
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     out = gate / (1.0 + tl.exp(-gate)) * up
@@ -154,6 +180,7 @@ def gemv_gated_kernel(
 def gemv_rope_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     gain_ptr,
     rope_ptr,
     slot_ptr,
@@ -169,6 +196,7 @@ def gemv_rope_kernel(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # A program owns BLOCK_N rotation pairs of one head; elements i and i + half alternate in the tile.
@@ -180,12 +208,7 @@ def gemv_rope_kernel(
     place = tl.arange(0, 2 * BLOCK_N)
     pairs = first_pair + place // 2
     rows = tl.where(pairs < HALF, head * DIM + pairs + place % 2 * HALF, N)
-    if PDL:
-        gdc_launch_dependents()
-    first, second = first_tiles(w_ptr, rows, N, K, BLOCK_K)
-    if PDL:
-        gdc_wait()
-    products = row_products(first, second, x_ptr, gain_ptr, w_ptr, rows, N, eps, K, BLOCK_K, True)
+    products = chained_products(x_ptr, w_ptr, scales_ptr, gain_ptr, rows, N, eps, K, BLOCK_K, True, HAS_SCALES, PDL)
     low, high = tl.split(tl.reshape(products, [BLOCK_N, 2]))
     pair = first_pair + tl.arange(0, BLOCK_N)
     inside = pair < HALF
@@ -212,11 +235,13 @@ def gemv(
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tile: GemvTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """x [1, K], w [N, K] -> [1, N]; with `gain` x is normalised; with `residual` the result is added into it."""
+    """x [1, K], w [N, K] -> [1, N]; with `gain` x is normalised; with `residual` the result is added into it. `scales`
+    float32 [1, N] are those of an fp8 w."""
     n, k = w.shape
     assert w.is_contiguous() and x.is_contiguous()
     tile = (tile or GemvTile()).fit(k)
@@ -225,6 +250,7 @@ def gemv(
     gemv_kernel[(triton.cdiv(n, tile.rows),)](
         x,
         w,
+        w if scales is None else scales,
         w if gain is None else gain,
         out if residual is None else residual,
         out,
@@ -235,6 +261,7 @@ def gemv(
         BLOCK_K=tile.columns,
         HAS_NORM=gain is not None,
         HAS_RESIDUAL=residual is not None,
+        HAS_SCALES=scales is not None,
         PDL=pdl,
         num_warps=tile.warps,
         **launch_options(pdl),
@@ -248,6 +275,7 @@ def gemv_gated(
     gain: torch.Tensor,
     eps: float,
     *,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tile: GemvTile | None = None,
     pdl: bool = False,
@@ -260,6 +288,7 @@ def gemv_gated(
     gemv_gated_kernel[(triton.cdiv(width, tile.rows),)](
         x,
         w,
+        w if scales is None else scales,
         gain,
         out,
         width,
@@ -267,6 +296,7 @@ def gemv_gated(
         K=k,
         BLOCK_N=tile.rows,
         BLOCK_K=tile.columns,
+        HAS_SCALES=scales is not None,
         PDL=pdl,
         num_warps=tile.warps,
         **launch_options(pdl),
@@ -285,6 +315,7 @@ def gemv_rope(
     layer: int,
     heads: int,
     *,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tile: GemvTile | None = None,
     pdl: bool = False,
@@ -299,6 +330,7 @@ def gemv_rope(
     gemv_rope_kernel[grid](
         x,
         w,
+        w if scales is None else scales,
         gain,
         rope,
         slot,
@@ -314,6 +346,7 @@ def gemv_rope(
         K=k,
         BLOCK_N=tile.rows,
         BLOCK_K=tile.columns,
+        HAS_SCALES=scales is not None,
         PDL=pdl,
         num_warps=tile.warps,
         **launch_options(pdl),
@@ -328,16 +361,20 @@ def linear_reference(
     gain: torch.Tensor | None = None,
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The eager twin of `gemv` (and of `skinny_linear`), in float32 up to the final rounding; nothing in place."""
     wide = x.float() if gain is None else rms_norm_reference(x.float(), gain, eps)
     out = wide @ w.float().T
+    out = out if scales is None else out * scales
     return (out if residual is None else out + residual.float()).to(x.dtype)
 
 
-def gated_reference(x: torch.Tensor, w: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_reference(
+    x: torch.Tensor, w: torch.Tensor, gain: torch.Tensor, eps: float, *, scales: torch.Tensor | None = None
+) -> torch.Tensor:
     """The eager twin of `gemv_gated`."""
-    gate, up = linear_reference(x.float(), w, gain=gain, eps=eps).chunk(2, dim=-1)
+    gate, up = linear_reference(x.float(), w, gain=gain, eps=eps, scales=scales).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
 
@@ -351,7 +388,9 @@ def rope_reference(
     kv_pages: torch.Tensor,
     layer: int,
     heads: int,
+    *,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The eager twin of `gemv_rope`: same result, same effect on `kv_pages`."""
-    qkv = linear_reference(x.float(), w, gain=gain, eps=eps)
+    qkv = linear_reference(x.float(), w, gain=gain, eps=eps, scales=scales)
     return rope_store_reference(qkv, rope, slot, kv_pages, layer, heads).to(x.dtype)

@@ -6,7 +6,9 @@
 The product is computed transposed, W tile times x^T, so that the weights fill the wide side of the matrix unit and the
 few rows of x its narrow side. The weight stream is software-pipelined through shared memory (`stages`). Before the PDL
 wait a program prefetches its first weight columns into L2: the copies of the pipeline itself cannot start before the
-wait, as they share the loop with the activations. W is [N, K] row-major, x [M, K]; sums in float32.
+wait, as they share the loop with the activations. W is [N, K] row-major, x [M, K]; sums in float32. W may be in fp8
+(e4m3) with a float32 scale for each row: it becomes x's dtype in registers, exactly, and the scale is applied to the
+sum.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from segue_kernels.programmatic_launch import launch_options
@@ -48,6 +51,7 @@ def prefetch_rows(w_ptr, rows, N, K: tl.constexpr, COLUMNS: tl.constexpr):
 def skinny_linear_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,
     residual_ptr,
     out_ptr,
     M,
@@ -60,6 +64,8 @@ def skinny_linear_kernel(
     PREFETCH: tl.constexpr,
     GATED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    UPCAST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """With GATED, N is the width of the output and W has 2 * N rows."""
@@ -86,11 +92,17 @@ def skinny_linear_kernel(
         )
         inside = inside_rows if K % BLOCK_K == 0 else inside_rows & (columns < K)[None, :]
         w = tl.load(w_rows + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        sums = tl.dot(w, x, sums, input_precision="ieee")
+        if UPCAST:
+            x = x.to(tl.float32)
+        sums = tl.dot(w.to(x.dtype), x, sums, input_precision="ieee")
         if GATED:
             up_rows = w_rows + N.to(tl.int64) * K
             w_up = tl.load(up_rows + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-            sums_up = tl.dot(w_up, x, sums_up, input_precision="ieee")
+            sums_up = tl.dot(w_up.to(x.dtype), x, sums_up, input_precision="ieee")
+    if HAS_SCALES:
+        sums *= tl.load(scales_ptr + rows, mask=rows < N, other=0.0)[:, None]
+        if GATED:
+            sums_up *= tl.load(scales_ptr + N + rows, mask=rows < N, other=0.0)[:, None]
     if GATED:
         sums = sums / (1.0 + tl.exp(-sums)) * sums_up
     offsets = tokens.to(tl.int64)[None, :] * N + rows[:, None]
@@ -102,6 +114,7 @@ def skinny_linear_kernel(
 def _launch(
     x: torch.Tensor,
     w: torch.Tensor,
+    scales: torch.Tensor | None,
     n: int,
     out: torch.Tensor,
     residual: torch.Tensor | None,
@@ -115,6 +128,7 @@ def _launch(
     skinny_linear_kernel[(triton.cdiv(n, tile.rows),)](
         x,
         w,
+        w if scales is None else scales,
         out if residual is None else residual,
         out,
         m,
@@ -127,6 +141,8 @@ def _launch(
         PREFETCH=tile.prefetch,
         GATED=gated,
         HAS_RESIDUAL=residual is not None,
+        HAS_SCALES=scales is not None,
+        UPCAST=knobs.runtime.interpret,
         PDL=pdl,
         num_warps=tile.warps,
         **launch_options(pdl),
@@ -139,20 +155,23 @@ def skinny_linear(
     w: torch.Tensor,
     *,
     residual: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tile: DotTile | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """x [M, K], w [N, K] -> [M, N], M <= 64; with `residual` the result is added into it. `out` may be float32."""
+    """x [M, K], w [N, K] -> [M, N], M <= 64; with `residual` the result is added into it. `out` may be float32.
+    `scales` float32 [1, N] are those of an fp8 w."""
     if out is None:
         out = x.new_empty(x.shape[0], w.shape[0]) if residual is None else residual
-    return _launch(x, w, w.shape[0], out, residual, False, tile or DotTile(), pdl)
+    return _launch(x, w, scales, w.shape[0], out, residual, False, tile or DotTile(), pdl)
 
 
 def skinny_gated(
     x: torch.Tensor,
     w: torch.Tensor,
     *,
+    scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tile: DotTile | None = None,
     pdl: bool = False,
@@ -160,4 +179,4 @@ def skinny_gated(
     """x [M, K], w [2 * width, K] (gate over up) -> [M, width], M <= 64."""
     width = w.shape[0] // 2
     out = x.new_empty(x.shape[0], width) if out is None else out
-    return _launch(x, w, width, out, None, True, tile or DotTile(), pdl)
+    return _launch(x, w, scales, width, out, None, True, tile or DotTile(), pdl)

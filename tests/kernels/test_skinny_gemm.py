@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from segue_kernels.fp8_rows import quantize_rows_reference
 from segue_kernels.skinny_gemm import (
     GemvTile,
     gated_reference,
@@ -14,6 +15,8 @@ from segue_kernels.skinny_gemm import (
     rope_reference,
 )
 from segue_kernels.skinny_gemm_dot import DotTile, skinny_gated, skinny_linear
+
+from engine.cuda.tiles import FP8_TILES
 
 FLOAT = (torch.float32, 1e-4)
 # The interpreter truncates float32 to bfloat16 and multiplies bfloat16 tiles wrongly: bfloat16 dots run on GPUs alone.
@@ -132,3 +135,69 @@ def test_skinny_linear_keeps_float32_results_of_bfloat16_operands(device: torch.
     out = torch.empty(4, 21, dtype=torch.float32, device=device)
     skinny_linear(x, w, out=out, tile=DOT)
     torch.testing.assert_close(out, x.float() @ w.float().T, rtol=1e-4, atol=1e-4)
+
+
+def fp8_operands(n: int, k: int, rows: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """x and gain in float32, w in fp8 and its scales float32 [1, n], rows of very different sizes."""
+    x, w, gain = operands(n, k, rows, torch.float32, device)
+    values, scales = quantize_rows_reference(w * torch.logspace(-3, 3, n, device=device)[:, None])
+    return x, values, scales.t().contiguous(), gain
+
+
+def near_in_each_column(out: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Columns have sizes of their own."""
+    return bool(((out - expected).abs().amax(0) <= 1e-4 * expected.abs().amax(0) + 1e-12).all())
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_gemv_with_fp8_weights_matches_the_eager_twin(device: torch.device, normed: bool) -> None:
+    x, w, scales, gain = fp8_operands(13, 200, 1, device)
+    options = {"gain": gain, "eps": EPS} if normed else {}
+    out = gemv(x, w, scales=scales, tile=TILE, **options)
+    assert near_in_each_column(out, linear_reference(x, w, scales=scales, **options))
+
+
+def test_gemv_gated_with_fp8_weights_matches_the_eager_twin(device: torch.device) -> None:
+    x, w, scales, gain = fp8_operands(2 * 5, 72, 1, device)
+    out = gemv_gated(x, w, gain, EPS, scales=scales, tile=GemvTile(rows=2, columns=64, warps=2))
+    assert near_in_each_column(out, gated_reference(x, w, gain, EPS, scales=scales))
+
+
+def test_gemv_rope_with_fp8_weights_matches_the_eager_twin(device: torch.device) -> None:
+    heads, kv_heads, dim = 3, 1, 16
+    x, w, scales, gain = fp8_operands((heads + 2 * kv_heads) * dim, 72, 1, device)
+    pages = torch.zeros(4, 2, 2, kv_heads, 5, dim, device=device)
+    expected_pages, at = pages.clone(), torch.tensor([7], device=device)
+    rope = rope_table(torch.ones(dim // 2), 8)[7:].to(device)
+    expected = rope_reference(x, w, gain, EPS, rope, at, expected_pages, 1, heads, scales=scales)
+    q = gemv_rope(x, w, gain, EPS, rope, at, pages, 1, heads, scales=scales, tile=TILE)
+    torch.testing.assert_close(q, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(pages, expected_pages, rtol=1e-4, atol=1e-4 * float(expected_pages.abs().max()))
+
+
+@pytest.mark.parametrize("rows", [2, 17])
+def test_small_batches_with_fp8_weights_match_the_eager_twin(device: torch.device, rows: int) -> None:
+    x, w, scales, _ = fp8_operands(2 * 21, 72, rows, device)
+    expected = linear_reference(x, w, scales=scales)
+    assert near_in_each_column(skinny_linear(x, w, scales=scales, tile=DOT), expected)
+    residual = expected.clone()
+    skinny_linear(x, w, scales=scales, residual=residual, tile=DOT)
+    assert near_in_each_column(residual, 2 * expected)
+    gate, up = expected.chunk(2, dim=-1)
+    assert near_in_each_column(skinny_gated(x, w, scales=scales, tile=DOT), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 14336)])
+def test_fp8_products_of_a_model_in_bfloat16(device: torch.device, rows: int, n: int, k: int) -> None:
+    """With the tiles that the engine launches, on sums of a model's length."""
+    x, w = (torch.randn(size, k, device=device).bfloat16() for size in (rows, n))
+    values, scales = quantize_rows_reference(w)
+    scales = scales.t().contiguous()
+    if rows == 1:
+        out = gemv(x, values, scales=scales, tile=FP8_TILES.single_down)
+    else:
+        out = skinny_linear(x, values, scales=scales, tile=FP8_TILES.small_down)
+    expected = linear_reference(x, values, scales=scales).float()
+    assert float((out.float() - expected).norm() / expected.norm()) < 5e-3

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.cuda.tiles import FP8_TILES, DecodeTiles
 from tests.kernels.compiling import ARCHS, CompileReport, compile_kernel
 
 NORM = ("segue_kernels.norm", "rms_norm_kernel")
@@ -153,6 +154,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
     "gemv_kernel": {
         "x_ptr": "*bf16",
         "w_ptr": "*bf16",
+        "scales_ptr": "*fp32",
         "gain_ptr": "*bf16",
         "residual_ptr": "*bf16",
         "out_ptr": "*bf16",
@@ -162,6 +164,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
     "gemv_gated_kernel": {
         "x_ptr": "*bf16",
         "w_ptr": "*bf16",
+        "scales_ptr": "*fp32",
         "gain_ptr": "*bf16",
         "out_ptr": "*bf16",
         "width": "i32",
@@ -170,6 +173,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
     "gemv_rope_kernel": {
         "x_ptr": "*bf16",
         "w_ptr": "*bf16",
+        "scales_ptr": "*fp32",
         "gain_ptr": "*bf16",
         "rope_ptr": "*fp32",
         "slot_ptr": "*i64",
@@ -182,6 +186,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
     "skinny_linear_kernel": {
         "x_ptr": "*bf16",
         "w_ptr": "*bf16",
+        "scales_ptr": "*fp32",
         "residual_ptr": "*bf16",
         "out_ptr": "*bf16",
         "M": "i32",
@@ -218,12 +223,18 @@ CASES: dict[str, tuple[tuple[str, str], dict[str, Any], int]] = {
     "dot_linear": (DOT, dict(**DOT_TILE, GATED=False, HAS_RESIDUAL=True), 4),
     "dot_gated": (DOT, {**DOT_TILE, "BLOCK_M": 16, "STAGES": 3, "GATED": True, "HAS_RESIDUAL": False}, 4),
 }
+PRODUCTS = {"gemv_kernel", "gemv_gated_kernel", "gemv_rope_kernel", "skinny_linear_kernel"}
 WITHOUT_PDL = {"embedding_kernel", "begin_step_kernel"}
 
 
-def compiled(case: str, arch: int) -> CompileReport:
+def compiled(case: str, arch: int, *, fp8: bool = False) -> CompileReport:
     (module, kernel), constexprs, warps = CASES[case]
     signature = SIGNATURES[kernel]
+    if kernel in PRODUCTS:
+        constexprs = {**constexprs, "HAS_SCALES": fp8}
+        signature = signature | {"w_ptr": "*fp8e4nv" if fp8 else "*bf16"}
+    if kernel == "skinny_linear_kernel":
+        constexprs = {**constexprs, "UPCAST": False}
     if kernel not in WITHOUT_PDL:
         constexprs = {**constexprs, "PDL": arch >= 90}
     return compile_kernel(
@@ -255,3 +266,47 @@ def test_first_weights_are_loaded_before_the_wait(case: str) -> None:
 def test_small_batch_product_prefetches_weights_before_the_wait() -> None:
     before, _, _ = compiled("dot_linear", 90).ptx.partition("griddepcontrol.wait")
     assert "prefetch.global.L2" in before
+
+
+@pytest.mark.parametrize("case", [case for case, ((_, kernel), *_) in CASES.items() if kernel in PRODUCTS])
+def test_products_with_fp8_weights_compile_without_spills(case: str) -> None:
+    report = compiled(case, 90, fp8=True)
+    assert report.spill_bytes == 0
+    assert report.uses("cvt.rn.f16x2.e4m3x2"), "two numbers for each conversion"
+
+
+INNER = {"qkv": 4096, "o": 4096, "gate_up": 4096, "down": 14336}
+SINGLE = {
+    "qkv": (GEMV_ROPE, HEADS),
+    "o": (GEMV, {"HAS_NORM": False, "HAS_RESIDUAL": True}),
+    "gate_up": (GATED, {}),
+    "down": (GEMV, {"HAS_NORM": False, "HAS_RESIDUAL": True}),
+}
+
+
+def compiled_product(product: str, *, single: bool, tiles: DecodeTiles) -> CompileReport:
+    """A product of an 8B model with fp8 weights, in the shape that the decode step launches."""
+    tile = getattr(tiles, f"{'single' if single else 'small'}_{product}")
+    (module, kernel), own = SINGLE[product] if single else (DOT, {"HAS_RESIDUAL": product in ("o", "down")})
+    blocks = {"K": INNER[product], "BLOCK_N": tile.rows, "BLOCK_K": tile.columns, "HAS_SCALES": True, "PDL": True}
+    if not single:
+        blocks |= {"BLOCK_M": 16, "STAGES": tile.stages, "PREFETCH": tile.prefetch, "UPCAST": False}
+        blocks |= {"GATED": product == "gate_up"}
+    signature = SIGNATURES[kernel] | {"w_ptr": "*fp8e4nv"}
+    return compile_kernel(
+        module,
+        kernel,
+        arch=90,
+        signature=signature,
+        constexprs={**own, **blocks},
+        divisible_by_16=[name for name, kind in signature.items() if kind.startswith("*")],
+        num_warps=tile.warps,
+    )
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("product", INNER)
+def test_products_of_a_quantised_8b_model_compile_without_spills(product: str, single: bool) -> None:
+    report = compiled_product(product, single=single, tiles=FP8_TILES)
+    assert report.spill_bytes == 0
+    assert report.shared_bytes <= 227 * 1024
