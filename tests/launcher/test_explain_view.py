@@ -67,19 +67,8 @@ def lines_of(renderable: Any, width: int) -> list[str]:
 def test_the_table_of_choices_is_one_line_for_each_and_cuts_nothing(width: int) -> None:
     title, header, *rows = lines_of(choices_table(attempt()), width)
     assert "3 of 9 choices" in title
-    assert header.split() == [
-        "prefill",
-        "decode",
-        "cost",
-        "new",
-        "cached",
-        "queue",
-        "TTFT",
-        "q90",
-        "batch",
-        "TPOT",
-        "q90",
-    ]
+    names = ["prefill", "decode", "cost", "new", "cached", "queue", "TTFT", "q90", "batch", "TPOT", "q90"]
+    assert header.split() == names
     assert len(rows) == 3
     assert "…" not in "".join([header, *rows])
 
