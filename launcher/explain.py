@@ -13,6 +13,9 @@ from launcher.rpc_client import ExplainedAttempt, ExplainedChoice
 
 RECENT = 20
 
+FINISHED = ("stop", "length")
+"""Reasons for an end that is none of a failure or a cancel."""
+
 
 def register(app: typer.Typer) -> None:
     app.command()(explain)
@@ -64,7 +67,7 @@ def headlines(attempt: ExplainedAttempt) -> list[str]:
 def state(attempt: ExplainedAttempt) -> str:
     if attempt.decision != "routed":
         return attempt.decision
-    return attempt.ended or "running"
+    return f"finished ({attempt.ended})" if attempt.ended in FINISHED else attempt.ended or "running"
 
 
 def choices_table(attempt: ExplainedAttempt) -> Table:

@@ -126,7 +126,6 @@ class DecodeCore:
         return self._draining or self._lender.restart_asked
 
     def live(self, conductor: str = "") -> list[AttemptRef]:
-        """Attempts that are here: all, or those of one Conductor."""
         return [key for key, attempt in self._attempts.items() if conductor in ("", attempt.conductor)]
 
     def states(self) -> dict[AttemptRef, DecodeState]:
@@ -237,12 +236,7 @@ class DecodeCore:
         """P's list renews leases, and shows what P has let go without our hearing of it. It is answered at once."""
         if message.target != self.ref:
             return
-        for key in message.live:
-            attempt = self._attempts.get(key)
-            if attempt is None or attempt.peer != message.source:
-                self.stale["Heartbeat entry"] += 1
-            else:
-                attempt.lease_until_us = self._now_us + self._timing.lease_us
+        self.stale["Heartbeat entry"] += self._lender.renew(self._attempts, message, self._now_us)
         self._links.heard_beat(message)
         asked = {attempt.key: attempt.asked_us for attempt in self._of_peer(message.source)}
         for key in let_go(message, asked):

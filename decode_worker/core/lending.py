@@ -8,6 +8,7 @@ because P is known to have stopped, or they are quarantined until it is.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from decode_worker.core.attempt import DecodeAttempt
 from segue import handoff_messages as wire
@@ -81,6 +82,17 @@ class Lender:
         assert attempt.reservation is not None
         pages, first_block = attempt.reservation.pages_new, len(attempt.reservation.pages_cached)
         self._out.say(attempt, wire.Grant, pages, first_block, self._timing.lease_us)
+
+    def renew(self, attempts: Mapping[AttemptRef, DecodeAttempt], beat: wire.Heartbeat, now_us: int) -> int:
+        """The leases of those that P names; how many of them are not here, or not with this P."""
+        unknown = 0
+        for key in beat.live:
+            attempt = attempts.get(key)
+            if attempt is None or attempt.peer != beat.source:
+                unknown += 1
+            else:
+                attempt.lease_until_us = now_us + self._timing.lease_us
+        return unknown
 
     # -- taking back
 

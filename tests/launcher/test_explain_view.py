@@ -86,13 +86,18 @@ def test_a_prefill_instance_that_was_let_go_is_not_shown_as_the_one_that_compute
     assert any("prefill-0 was let go" in line for line in headlines(let_go))
     assert "(decode)" in lines_of(choices_table(let_go), 80)[2]
     assert notes(let_go)[0] == "1: chosen, prefilled at decode"
-    assert lines_of(recent_table([let_go]), 80)[2].split() == [let_go.request_id, "1.5", "s", "-", "decode-0", "stop"]
+    row = lines_of(recent_table([let_go]), 80)[2].split()
+    assert row == [let_go.request_id, "1.5", "s", "-", "decode-0", "finished", "(stop)"]
 
 
 @pytest.mark.parametrize(
     ("changes", "state"),
-    [({}, "stop"), ({"ended": ""}, "running"), ({"decision": "rejected", "choices": [], "ended": ""}, "rejected")],
+    [
+        ({}, "finished (stop)"),
+        ({"ended": "failed by d0: gone"}, "failed by d0: gone"),
+        ({"ended": ""}, "running"),
+        ({"decision": "rejected", "choices": [], "ended": ""}, "rejected"),
+    ],
 )
 def test_recent_requests_have_a_state(changes: dict[str, Any], state: str) -> None:
-    row = lines_of(recent_table([attempt(**changes)]), 80)[2].split()
-    assert row[-1] == state
+    assert lines_of(recent_table([attempt(**changes)]), 80)[2].rstrip().endswith(f" {state}")
