@@ -7,7 +7,8 @@ The paper (arXiv 2407.00079, section 8) compares [3P+1D] and [2P+2D] with four n
 times, and that of TBT within five times, what a single request sees. vLLM is not what stands against us here, but our
 own aggregated instances: `whole prompts` computes a prompt in one step, as systems did then, and lets every running
 answer wait for it; `chunks of 2,048` is chunked prefill with a usual budget; X
-budget whose steps keep the bound of TBT here, so what a careful operator would choose.
+budget whose steps keep the bound of TBT here, so what a careful operator would choose. Disaggregated instances are
+routed by Mooncake's rule, and by ours, which may compute a prompt on a decode instance when it knows no such bound.
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     decode: int = 0
     aggregated: int = 0
     chunk: int
+    policy: str = "segue"
 
 
 SERVINGS = (
-    Serving(name="3P + 1D", prefill=3, decode=1, chunk=8_192),
-    Serving(name="2P + 2D", prefill=2, decode=2, chunk=8_192),
+    Serving(name="3P + 1D", prefill=3, decode=1, chunk=8_192, policy="mooncake"),
+    Serving(name="2P + 2D", prefill=2, decode=2, chunk=8_192, policy="mooncake"),
+    Serving(name="3P + 1D, segue", prefill=3, decode=1, chunk=8_192),
+    Serving(name="2P + 2D, segue", prefill=2, decode=2, chunk=8_192),
     Serving(name="4 colocated, whole prompts", aggregated=4, chunk=1 << 18),
     Serving(name="4 colocated, chunks of 2,048", aggregated=4, chunk=2_048),
     Serving(name="4 colocated, chunks of 256", aggregated=4, chunk=256),
@@ -76,7 +80,7 @@ def latencies(serving: Serving, workload: Workload, seed: int) -> tuple[np.ndarr
         tokens_output_max=TOKENS_OUT,
         seed=seed,
     )
-    cluster = Cluster(spec, workload, "segue")
+    cluster = Cluster(spec, workload, serving.policy)
     cluster.run()
     seen = [cluster.fronts[0].observed[index] for index in range(1, len(workload.requests))]
     ttft_s = np.array([each.first_token_us - each.arrival_us for each in seen]) / 1e6
@@ -105,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16_384, 32_768, 65_536, 131_072])
     parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--servings", nargs="+", default=[serving.name for serving in SERVINGS])
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     command = f"simulator_colocated.py --requests {asked.requests} --seed {asked.seed}"
@@ -112,16 +117,10 @@ def main() -> None:
     for tokens in asked.tokens:
         alone_ttft_s, alone_tbt_ms = latencies(SERVINGS[0], requests_of(tokens, 2, 1.0, asked.seed), asked.seed)
         bounds = (TTFT_FACTOR * float(alone_ttft_s[0]), TBT_FACTOR * float(alone_tbt_ms[0]))
-        rates = {
-            serving.name: highest_rate(serving, tokens, asked.requests, bounds, asked.seed) for serving in SERVINGS
-        }
-        shape = f"{tokens} + {TOKENS_OUT} tokens"
-        for name, rate in rates.items():
-            results.add(f"{shape}, {name}", "highest rate", rate, "requests/s")
-        ours = max(rates[serving.name] for serving in SERVINGS if serving.prefill)
         for serving in SERVINGS:
-            if serving.aggregated and rates[serving.name]:
-                results.add(f"{shape}, over {serving.name}", "gain", ours / rates[serving.name] - 1.0, "share")
+            if serving.name in asked.servings:
+                rate = highest_rate(serving, tokens, asked.requests, bounds, asked.seed)
+                results.add(f"{tokens} + {TOKENS_OUT} tokens, {serving.name}", "highest rate", rate, "requests/s")
 
 
 if __name__ == "__main__":
