@@ -2,7 +2,8 @@
 
 The server runs in this process and the load in a child, so that only the gateway's own work is counted. `relay` is the
 floor for gRPC: the same batches in and the same messages out with grpc.aio and nothing else. The fronts alternate and
-medians are kept: CPU time too grows on a busy machine, by half and more, so the floor is what to compare with there.
+medians are kept: CPU time too grows on a busy machine, by half and more, so there the share of the floor of the same
+round is what to compare.
 
     python benchmarks/gateway/stream_cost.py [--front http grpc relay] [--streams 1 8 64 256] [--steps 300] [--rounds 3]
 """
@@ -147,7 +148,7 @@ async def serve(front: str, streams: int, steps: int) -> float:
         child = context.Process(target=load, args=(front, *ports, streams, steps, ids_of_child))
         child.start()
         live = relay if front == "relay" else gateway.table
-        while len(live) < streams:
+        while len(live) < streams and child.is_alive():
             await asyncio.sleep(0.01)
         ids.send(list(relay.queues) or [request.request_id for request in conductor.submitted])
         before_s = time.process_time()
@@ -155,6 +156,8 @@ async def serve(front: str, streams: int, steps: int) -> float:
             await asyncio.sleep(0.1)
         cpu_s = time.process_time() - before_s
         await asyncio.to_thread(child.join)
+        if child.exitcode:
+            raise RuntimeError(f"the load of {front} ended with {child.exitcode}")
         await gateway.close()
         http.should_exit = True
         await serving
@@ -169,7 +172,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    command = f"stream_cost --steps {options.steps} --rounds {options.rounds}"
+    command = f"python benchmarks/gateway/stream_cost.py --steps {options.steps} --rounds {options.rounds}"
     rows = ResultFile(RESULTS / "gateway_cost.csv", device=cpu_device(os.cpu_count() or 1), command=command)
     for streams in options.streams:
         costs: dict[str, list[float]] = {front: [] for front in options.front}
@@ -178,6 +181,9 @@ def main() -> None:
                 costs[front].append(asyncio.run(serve(front, streams, options.steps)))
         for front in options.front:
             rows.add(f"{streams} streams", front, statistics.median(costs[front]), "us CPU/token")
+        for front in sorted({"http", "grpc"} & costs.keys()) if "relay" in costs else ():
+            shares = [own / floor for own, floor in zip(costs[front], costs["relay"], strict=True)]
+            rows.add(f"{streams} streams", f"{front} over relay", 100 * statistics.median(shares), "%")
 
 
 if __name__ == "__main__":
