@@ -15,9 +15,6 @@ from segue.manifest import InstanceManifest
 from segue.plan import TokenLogprobs
 from segue.wire_version import WIRE_VERSION, VersionClaim
 
-LIVE_ATTEMPTS_MAX = 65_536
-"""Entries of one heartbeat; an instance has at most max_num_seqs running and as many again waiting."""
-
 
 class SegmentDescriptor(msgspec.Struct, frozen=True, array_like=True):
     """Memory that a target offers to sources. `nonce` stands at `nonce_offset`: reading it proves a right mapping."""
