@@ -31,9 +31,6 @@ from segue.kv_layout import KvLayout
 from segue.manifest import InstanceManifest, Role
 from segue.worker_messages import Outcome, OutcomeKind
 
-BLOCK_SIZE = 16
-LAYOUT = KvLayout(layers=30, kv_heads=3, head_dim=64, block_size=BLOCK_SIZE, dtype="bfloat16")
-
 
 @dataclass(frozen=True)
 class Result:
@@ -44,7 +41,7 @@ class Result:
     rss_mib: float
 
 
-def manifest(number: int, instances: int) -> InstanceManifest:
+def manifest(number: int, instances: int, block_size: int) -> InstanceManifest:
     role = Role.PREFILL if number < instances // 2 else Role.DECODE
     name = f"{role}-{number}"
     return InstanceManifest(
@@ -56,7 +53,7 @@ def manifest(number: int, instances: int) -> InstanceManifest:
         model="bench",
         card_digest="card",
         kv_root="00" * 32,
-        layout=LAYOUT,
+        layout=KvLayout(layers=30, kv_heads=3, head_dim=64, block_size=block_size, dtype="bfloat16"),
         pages_total=1 << 20,
         max_model_len=1 << 20,
         max_num_seqs=256,
@@ -84,8 +81,10 @@ def fill(core: ConductorCore, rng: random.Random, members: list[InstanceManifest
     return applied / (time.thread_time() - started)
 
 
-def arrivals(rng: random.Random, held: list[list[bytes]], tokens: int, count: int) -> Iterator[RequestArrived]:
-    blocks = tokens // BLOCK_SIZE
+def arrivals(
+    rng: random.Random, held: list[list[bytes]], tokens: int, block_size: int, count: int
+) -> Iterator[RequestArrived]:
+    blocks = tokens // block_size
     for number in range(count):
         shared = rng.choice(held)[: blocks // 2]
         own = [rng.randbytes(16) for _ in range(blocks - len(shared))]
@@ -101,18 +100,18 @@ def arrivals(rng: random.Random, held: list[list[bytes]], tokens: int, count: in
         )
 
 
-def measure(instances: int, blocks: int, tokens: int, requests: int, live: int) -> Result:
+def measure(instances: int, blocks: int, tokens: int, requests: int, live: int, block_size: int = 16) -> Result:
     """`live` requests are in flight at any time; only the step that places is timed."""
     rng = random.Random(7)
     core = ConductorCore()
-    members = [manifest(number, instances) for number in range(instances)]
+    members = [manifest(number, instances, block_size) for number in range(instances)]
     for member in members:
         core.step(0, [InstanceJoined(manifest=member)])
-    held = chains(rng, blocks, max(1, tokens // BLOCK_SIZE // 2))
+    held = chains(rng, blocks, max(1, tokens // block_size // 2))
     blocks_s = fill(core, rng, members, held)
     times_us: list[float] = []
     routes: list[Route] = []
-    for now_us, request in enumerate(arrivals(rng, held, tokens, requests)):
+    for now_us, request in enumerate(arrivals(rng, held, tokens, block_size, requests)):
         started = time.thread_time()
         decisions = core.step(now_us * 1000, [request])
         times_us.append((time.thread_time() - started) * 1e6)
@@ -162,6 +161,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, nargs="+", default=[16, 256])
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--live", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS / "conductor.csv")
@@ -169,8 +169,10 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/conductor_decisions.py", *sys.argv[1:]])
     file = ResultFile(args.out, device=cpu_device(1), command=command)
     for instances in args.instances:
-        result = measure(instances, args.blocks, args.tokens, args.requests, args.live)
-        shape = f"{instances} instances, {args.blocks} blocks, {args.tokens} tokens, {args.live} live"
+        result = measure(instances, args.blocks, args.tokens, args.requests, args.live, args.block_size)
+        shape = (
+            f"{instances} instances, {args.blocks} blocks of {args.block_size}, {args.tokens} tokens, {args.live} live"
+        )
         write(file, shape, result)
 
 

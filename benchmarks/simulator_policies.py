@@ -2,8 +2,9 @@
 
     python benchmarks/simulator_policies.py TRACE --start 1000 --count 1500 --speedup 1 1.5 --policies segue dynamo
 
-Objectives: TTFT within 2 s or three times the unloaded prefill, TPOT within 50 ms. Bursts are replayed as recorded. No
-policy rejects anything, so attainment is over all offered requests.
+Objectives: TTFT within 2 s or three times the unloaded prefill, TPOT within 50 ms. Bursts are replayed as recorded.
+Attainment is over all offered requests; with `--reject` the Conductor rejects what it predicts to miss the objectives,
+whatever policy ranks, without it nobody rejects anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 from result_rows import RESULTS, ResultFile
 
+from conductor.core.admission import Objectives
 from simulator.cluster import Cluster, ClusterSpec
 from simulator.hardware import Instance
 from simulator.policies import POLICIES
@@ -25,7 +27,8 @@ from simulator.workload import Workload, sliced, sped_up
 INSTANCE = Instance(model="llama3-70b", node="h200", accelerators=1, weights="fp8", kv="fp8")
 
 
-def run(workload: Workload, policy: str, conductors: int, view_delay_us: int) -> RunSummary:
+def run(workload: Workload, policy: str, conductors: int, view_delay_us: int, *, reject: bool = False) -> RunSummary:
+    slo = Slo()
     spec = ClusterSpec(
         cost=INSTANCE.cost_model(),
         link=INSTANCE.network(),
@@ -33,11 +36,14 @@ def run(workload: Workload, policy: str, conductors: int, view_delay_us: int) ->
         block_size=max(16, workload.span_tokens),
         conductors=conductors,
         view_delay_us=view_delay_us,
+        objectives=Objectives(ttft_us=slo.ttft_us, ttft_factor=slo.ttft_factor, tpot_us=slo.tpot_us)
+        if reject
+        else None,
         seed=1,
     )
     cluster = Cluster(spec, workload, policy)
     cluster.run()
-    return summarise(cluster, policy, Slo())
+    return summarise(cluster, policy, slo)
 
 
 def write(file: ResultFile, shape: str, summary: RunSummary) -> None:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--conductors", type=int, default=1)
     parser.add_argument("--view-delay-us", type=int, default=0)
+    parser.add_argument("--reject", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "simulator_policies.csv")
     args = parser.parse_args()
     named = ["TRACE" if Path(word) == args.trace else word for word in sys.argv[1:]]
@@ -68,10 +75,15 @@ def main() -> None:
     for speedup in args.speedup:
         workload = sped_up(trace, speedup)
         for policy in args.policies:
-            summary = run(workload, policy, args.conductors, args.view_delay_us)
+            summary = run(workload, policy, args.conductors, args.view_delay_us, reject=args.reject)
             where = f"{args.trace.stem} {args.start}+{args.count} x{speedup:g}, {summary.offered_per_s:.2f}/s"
             views = f", {args.conductors} conductors, views {args.view_delay_us / 1000:g} ms old"
-            write(file, f"{policy}, {where}{views if args.conductors > 1 or args.view_delay_us else ''}", summary)
+            admission = " with admission" if args.reject else ""
+            write(
+                file,
+                f"{policy}{admission}, {where}{views if args.conductors > 1 or args.view_delay_us else ''}",
+                summary,
+            )
 
 
 if __name__ == "__main__":

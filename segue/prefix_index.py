@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from itertools import groupby
 
 from segue.ids import InstanceRef
 from segue.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
@@ -63,11 +64,9 @@ class _Table:
     def holders(self, block: bytes) -> int:
         return self.entries.get(block) or self.unswept.get(block, 0)
 
-    def lookup(self) -> Callable[[bytes, int], int]:
-        """A `dict.get`-like function, valid until the next change."""
-        if not self.unswept:
-            return self.entries.get
-        return lambda block, _default: self.holders(block)
+    def lookup(self) -> Callable[[bytes], int | None]:
+        """The holders of a block, None or 0 for nobody; valid until the next change."""
+        return self.holders if self.unswept else self.entries.get
 
     def replace(self, block: bytes, mask: int) -> None:
         self.unswept.pop(block, None)
@@ -136,20 +135,17 @@ class PrefixIndex:
     def match(self, hashes: Sequence[bytes], tiers: Sequence[str] | None = None) -> dict[str, int]:
         """Blocks of `hashes`, counted from the first, that each believed instance holds without a hole (in any of
         `tiers`, all by default). Instances with none are left out."""
-        lookup = self._lookup(tiers)
         matched: dict[str, int] = {}
-        held = self._live_mask()
-        depth, before = 0, -1
-        for block in hashes:
-            mask = lookup(block, 0)
-            if mask is not before:  # masks are interned: along a chain most entries have the very same one
-                before, still = mask, held & mask
-                if still != held:
-                    self._note(matched, held ^ still, depth)
-                    held = still
-                    if not held:
-                        break
-            depth += 1
+        held, depth = self._live_mask(), 0
+        # Masks are interned, so that along a chain most entries have the very same one: runs of it cost no bytecode.
+        for mask, run in groupby(map(self._lookup(tiers), hashes)):
+            still = held & (mask or 0)
+            if still != held:
+                self._note(matched, held ^ still, depth)
+                held = still
+            if not held:
+                return matched
+            depth += len(list(run))
         self._note(matched, held, depth)
         return matched
 
@@ -239,16 +235,16 @@ class PrefixIndex:
 
     # -- matching
 
-    def _lookup(self, tiers: Sequence[str] | None) -> Callable[[bytes, int], int]:
+    def _lookup(self, tiers: Sequence[str] | None) -> Callable[[bytes], int | None]:
         names = tuple(self._tables) if tiers is None else tiers
         lookups = [self._tables[name].lookup() for name in names if name in self._tables]
         if len(lookups) == 1:
             return lookups[0]
 
-        def any_tier(block: bytes, default: int) -> int:
-            mask = default
+        def any_tier(block: bytes) -> int:
+            mask = 0
             for lookup in lookups:
-                mask |= lookup(block, 0)
+                mask |= lookup(block) or 0
             return mask
 
         return any_tier

@@ -53,7 +53,7 @@ class PrefillDemand:
         """`requests_held` wait in the Conductor, for any of the pool."""
         if not pool:
             return
-        queues = [instance.prefill_work for instance in pool]
+        queues = [instance.prefill_work for instance in pool if len(instance.prefill_work)]
         self._waiting.look(now_us, (sum(map(len, queues)) + requests_held) / len(pool))
         self._wait_us.look(now_us, sum(queue.remaining_us(now_us) for queue in queues) / len(pool))
 
@@ -77,18 +77,22 @@ class MemoryDemand:
         self._us = 0.0
         self._pages = 0.0
         self._requests = 0.0
-        self._pages_total = 1
-        self._pages_lasting = 0
         self._used = 0.0
         self._stay_us = 0.0
+        self.pressure = 0.0
+        """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for. Those that are
+        shared stay for as long as others come to share them."""
 
     def look(self, now_us: int, pool: Sequence[Instance], stay_us: float) -> None:
         """`stay_us`: how long an answer takes, and with it its pages."""
-        pages = sum(instance.pages_taken for instance in pool)
-        requests = sum(instance.rows_taken for instance in pool)
-        self._pages_total = sum(instance.manifest.pages_total for instance in pool) or 1
-        self._pages_lasting = sum(instance.pages_shared + instance.others_pages for instance in pool)
-        self._used = sum(instance.pages_used for instance in pool) / self._pages_total
+        pages = requests = total = lasting = used = 0
+        for each in pool:
+            pages += each.pages_taken
+            requests += each.rows_taken
+            total += each.manifest.pages_total
+            lasting += each.pages_shared + each.others_pages
+            used += each.booked_pages + each.others_pages
+        total = total or 1
         self._stay_us = stay_us
         if self._seen_us is not None:
             booked = max(0, requests - self._requests_seen)
@@ -97,6 +101,9 @@ class MemoryDemand:
             self._pages = self._pages * kept + max(0, pages - self._pages_seen)
             self._requests = self._requests * kept + booked
         self._seen_us, self._pages_seen, self._requests_seen = now_us, pages, requests
+        self._used = used / total
+        stayed = stay_us / self._us if self._has_rate else 0.0
+        self.pressure = (lasting + self._pages * stayed) / total
 
     def arrivals(self, us: float, instances: int) -> float:
         """Requests that land on one of so many instances within `us`."""
@@ -106,13 +113,6 @@ class MemoryDemand:
     def drain_us(self, pages: int, instance: Instance) -> float:
         """Until so many pages have left: all of them do within an answer's time."""
         return pages / instance.manifest.pages_total * self._stay_us
-
-    @property
-    def pressure(self) -> float:
-        """Pages that will be in use, as a share of the pool's; above 1 some of them will be waited for. Those that are
-        shared stay for as long as others come to share them."""
-        stayed = self._stay_us / self._us if self._has_rate else 0.0
-        return (self._pages_lasting + self._pages * stayed) / self._pages_total
 
     @property
     def _has_rate(self) -> bool:

@@ -54,6 +54,9 @@ class HealthBook:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, ...], Health] = {}
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def fail(self, now_us: int, *uuids: str) -> None:
         if len(self._entries) >= self.KEYS_MAX:
             self._drop_quiet(now_us)

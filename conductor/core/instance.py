@@ -108,6 +108,8 @@ class Instance:
 
     def prefill_share(self, now_us: int) -> float:
         """Share of its time that prefills take of late."""
+        if not self._prefill_us:
+            return 0.0
         faded_us = self._prefill_us * math.exp((self._prefill_at_us - now_us) / PREFILL_SHARE_US)
         return min(faded_us / PREFILL_SHARE_US, PREFILL_SHARE_MAX)
 

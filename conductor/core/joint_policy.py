@@ -82,18 +82,24 @@ class JointPolicy:
         return [choice for choice in choices if _is_ready(query, choice)]
 
     def _look(self, query: Query, candidates: Candidates) -> None:
-        self._looked_us = query.now_us
-        members = (*candidates.prefills, *candidates.locals, *candidates.decodes)
-        self._ramps = any(instance.is_warm(query.now_us) for instance in members)
-        self._prefill.look(query.now_us, candidates.prefills or candidates.locals, query.requests_waiting)
+        now_us = query.now_us
+        self._looked_us = now_us
         pool = candidates.locals or candidates.decodes
-        if not pool:
-            return
-        rows = sum(instance.rows_used for instance in pool) / len(pool)
-        kv_tokens = sum(instance.kv_tokens_used for instance in pool) / len(pool)
-        share = sum(instance.prefill_share(query.now_us) for instance in pool) / len(pool)
-        step_us = query.beliefs.cost.decode.us(max(1, round(rows)), kv_tokens) / (1.0 - share)
-        self._memory.look(query.now_us, pool, query.tokens_answer * step_us)
+        self._ramps = any(each.is_warm(now_us) for members in (candidates.prefills, pool) for each in members)
+        self._prefill.look(now_us, candidates.prefills or candidates.locals, query.requests_waiting)
+        if pool:
+            self._memory.look(now_us, pool, query.tokens_answer * _mean_step_us(query, pool))
+
+
+def _mean_step_us(query: Query, pool: Sequence[Instance]) -> float:
+    """Of the mean batch of the pool."""
+    rows, kv_tokens, share = 0, 0, 0.0
+    for each in pool:
+        rows += each.booked_rows + each.others_rows
+        kv_tokens += each.booked_kv_tokens + each.others_kv_tokens
+        share += each.prefill_share(query.now_us)
+    count = len(pool)
+    return query.beliefs.cost.decode.us(max(1, round(rows / count)), kv_tokens / count) / (1.0 - share / count)
 
 
 def _pairs(weigher: Weigher, candidates: Candidates, decode_loads: Sequence[float]) -> list[Choice]:

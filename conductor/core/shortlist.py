@@ -6,8 +6,8 @@ instances in a pool this takes some 30 us where no two are equally loaded, and a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from heapq import nlargest
 
 from conductor.core.instance import Instance
 from conductor.core.policy import Query
@@ -28,13 +28,12 @@ def least_loaded(query: Query, pool: Sequence[Instance], loads: Sequence[float],
     chosen: list[Instance] = []
     place = 0
     while place < len(order) and len(chosen) < SHORTLIST:
-        end = place + 1
-        while end < len(order) and loads[order[end]] == loads[order[place]]:
-            end += 1
+        end = bisect_right(order, loads[order[place]], lo=place, key=loads.__getitem__)
         equals = [pool[index] for index in order[place:end]]
         if len(equals) > 1:
             order_of = weights(query.tie_hash, [instance.stable_hash for instance in equals])
-            equals = [equals[index] for index in nlargest(HOLDERS_SEEN, range(len(equals)), key=order_of.__getitem__)]
+            ranked = sorted(range(len(equals)), key=order_of.__getitem__, reverse=True)
+            equals = [equals[index] for index in ranked[:HOLDERS_SEEN]]
         for instance in equals:
             if fits(query, instance):
                 chosen.append(instance)
@@ -50,7 +49,7 @@ def longest_prefixes(
     """At most SHORTLIST of `members` that hold some of the prompt and fit, the longest prefixes first."""
     chosen: list[Instance] = []
     if held:
-        for uuid, _ in nlargest(HOLDERS_SEEN, held.items(), key=lambda item: item[1]):
+        for uuid in sorted(held, key=held.__getitem__, reverse=True)[:HOLDERS_SEEN]:
             instance = members.get(uuid)
             if instance is not None and fits(query, instance):
                 chosen.append(instance)

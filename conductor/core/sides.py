@@ -58,6 +58,7 @@ class Weigher:
         ramps: bool,
     ) -> None:
         self.query = query
+        self._steps: dict[str, tuple[float, float]] = {}
         self._health = health
         self._memory = memory_demand
         self._supply = supply
@@ -135,8 +136,13 @@ class Weigher:
 
     def own_tpot(self, step_us: float, wait_us: float) -> float:
         """Of steps of `step_us`, the first of which is `wait_us` late: a short answer has few to spread that over."""
-        answers, target_us = self.query.answers, self.tpot_target_us
-        return sum(loss((step_us + wait_us / tokens) / target_us) for tokens in answers) / len(answers)
+        target_us = self.tpot_target_us
+        if not wait_us:
+            return loss(step_us / target_us)
+        total, answers = 0.0, self.query.answers
+        for tokens in answers:
+            total += loss((step_us + wait_us / tokens) / target_us)
+        return total / len(answers)
 
     def landing_wait_us(self, ttft_us: float, decode: Instance) -> float:
         """What D has still to prefill for others when the first token is there."""
@@ -157,11 +163,15 @@ class Weigher:
         return max(links.us(source.uuid, target.uuid, last * token_bytes), moving_us - prefill.compute_us)
 
     def link_penalty(self, prefill: Instance, decode: Instance) -> float:
+        if not self._health:
+            return 0.0
         tokens = self._health.penalty_tokens(self.query.now_us, prefill.uuid, decode.uuid)
         return tokens * self.cost.prefill.token_us / self.ttft_target_us
 
     def penalty_us(self, instance: Instance) -> float:
         """Being ill, or fresh, as a delay."""
+        if not self._ramps and not self._health:
+            return 0.0
         now_us = self.query.now_us
         tokens = self._health.penalty_tokens(now_us, instance.uuid)
         if self._ramps:
@@ -187,11 +197,13 @@ class Weigher:
     def _steps_us(self, instance: Instance, gap_us: float) -> tuple[float, float]:
         """A decode step before and after the request has joined, prefills between the steps included. `gap_us` is what
         a further prefill adds to each step of those who wait for its end, averaged over an answer."""
-        decode, rows, kv_tokens = self.cost.decode, instance.rows_used, instance.kv_tokens_used
-        stretch = 1.0 / (1.0 - instance.prefill_share(self.query.now_us))
-        before_us = decode.us(rows, kv_tokens) * stretch
-        after_us = decode.us(rows + 1, kv_tokens + self.known + self.answer_tokens // 2) * stretch
-        return before_us, after_us + gap_us
+        steps = self._steps.get(instance.uuid)
+        if steps is None:
+            decode, rows, kv_tokens = self.cost.decode, instance.rows_used, instance.kv_tokens_used
+            stretch = 1.0 / (1.0 - instance.prefill_share(self.query.now_us))
+            after_us = decode.us(rows + 1, kv_tokens + self.known + self.answer_tokens // 2) * stretch
+            steps = self._steps[instance.uuid] = decode.us(rows, kv_tokens) * stretch, after_us
+        return steps[0], steps[1] + gap_us
 
     def _delay(self, rows: int, before_us: float, after_us: float) -> float:
         return rows * (loss(after_us / self.tpot_target_us) - loss(before_us / self.tpot_target_us))
