@@ -10,6 +10,41 @@ import triton.language as tl
 
 
 @triton.jit
+def open_row(
+    q_tile,
+    kv,
+    kv_scales,
+    kv_head,
+    scale,
+    block_tables,
+    row,
+    stride_kind,
+    stride_head,
+    stride_table,
+    HAS_SCALES: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """What a program's loop starts from: (q in the type of the products, scale with that of stored keys, places of the
+    kv-head's keys and values in page 0, the row's block table)."""
+    if HAS_SCALES:
+        scale = scale * tl.load(kv_scales + kv_head)
+    if kv.dtype.element_ty.primitive_bitwidth == 8:
+        # fp8 becomes fp16 exactly and in one instruction for two numbers, bf16 only by way of float32.
+        q_tile = q_tile.to(tl.float16)
+    if UPCAST:
+        q_tile = q_tile.to(tl.float32)
+    keys = kv + kv_head * stride_head
+    return q_tile, scale, keys, keys + stride_kind, block_tables + row.to(tl.int64) * stride_table
+
+
+@triton.jit
+def empty_softmax(BLOCK_M: tl.constexpr, DIM_BLOCK: tl.constexpr):
+    """(peak, total, result) of `softmax_step` before the first key."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
+
+
+@triton.jit
 def tile_places(table, start, limit, stride_page, STRIDE_TOKEN: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr):
     """Where tokens start .. start+TILE-1 of one row lie: (int64 page offset, int32 [TILE] offset from there).
 

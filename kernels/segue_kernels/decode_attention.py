@@ -24,7 +24,7 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import DecodeWork, plan_decode_work
-from segue_kernels.attention_tiles import attend_tiles, exponent_factor
+from segue_kernels.attention_tiles import attend_tiles, empty_softmax, exponent_factor, open_row
 from segue_kernels.programmatic_launch import launch_options
 
 PACKED_MAX = 128
@@ -129,21 +129,12 @@ def decode_attention_kernel(
     q_offsets = (query_first + query).to(tl.int64)[:, None] * stride_q_token + head[:, None] * stride_q_head
     q_tile = tl.load(q + q_offsets + dim[None, :], mask=q_mask, other=0.0)
     position = length - queries + query
-    if HAS_SCALES:
-        scale = scale * tl.load(kv_scales + kv_head)
-    if kv.dtype.element_ty.primitive_bitwidth == 8:
-        # fp8 becomes fp16 exactly and in one instruction for two numbers, bf16 only by way of float32.
-        q_tile = q_tile.to(tl.float16)
-    if UPCAST:
-        q_tile = q_tile.to(tl.float32)
-
+    q_tile, scale, keys, values, table = open_row(
+        q_tile, kv, kv_scales, kv_head, scale, block_tables, row, stride_kind, stride_head, stride_table,
+        HAS_SCALES, UPCAST,
+    )  # fmt: skip
     factor = exponent_factor(scale, HAS_CAP)
-    keys = kv + kv_head * stride_head
-    values = keys + stride_kind
-    table = block_tables + row.to(tl.int64) * stride_table
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    result = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
+    peak, total, result = empty_softmax(BLOCK_M, DIM_BLOCK)
     whole = begin
     if QUERIES_MAX > 1 and not HAS_WINDOW and not ALIGNED:
         # Keys up to the row's first query are visible to all its queries.

@@ -17,7 +17,7 @@ from triton import knobs
 from triton.language.extra import cuda as tl_cuda
 
 from segue_kernels.attention_plan import plan_prefill_work
-from segue_kernels.attention_tiles import attend_tiles
+from segue_kernels.attention_tiles import attend_tiles, empty_softmax, open_row
 from segue_kernels.programmatic_launch import launch_options
 
 QUERIES_UNBOUNDED = 2**31 - 1
@@ -99,20 +99,11 @@ def prefill_attention_kernel(
     prefix = length - queries
     position = prefix + query
     kv_head = head // GROUP
-    if HAS_SCALES:
-        scale = scale * tl.load(kv_scales + kv_head)
-    if kv.dtype.element_ty.primitive_bitwidth == 8:
-        # fp8 becomes fp16 exactly and in one instruction for two numbers, bf16 only by way of float32.
-        q_tile = q_tile.to(tl.float16)
-    if UPCAST:
-        q_tile = q_tile.to(tl.float32)
-
-    keys = kv + kv_head * stride_head
-    values = keys + stride_kind
-    table = block_tables + row.to(tl.int64) * stride_table
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    result = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
+    q_tile, scale, keys, values, table = open_row(
+        q_tile, kv, kv_scales, kv_head, scale, block_tables, row, stride_kind, stride_head, stride_table,
+        HAS_SCALES, UPCAST,
+    )  # fmt: skip
+    peak, total, result = empty_softmax(BLOCK_M, DIM_BLOCK)
     limit = tl.minimum(length, prefix + block + BLOCK_M)
     begin = 0
     if HAS_WINDOW:
