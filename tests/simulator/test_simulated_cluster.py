@@ -62,6 +62,18 @@ def test_every_request_gets_exactly_the_tokens_of_its_trace() -> None:
         assert list(each.times_us) == sorted(each.times_us)
 
 
+def test_clients_may_ask_for_just_what_they_get() -> None:
+    """The planner itself ends an answer by its length then: the engine's end of sequence would come as late."""
+    workload = read_trace(DATA / "conversation_60.jsonl")
+    seen = run(workload, tokens_output_max=0).fronts[0].observed
+    assert [len(seen[index].times_us) for index in range(60)] == [each.tokens_output for each in workload.requests]
+
+
+def test_instances_without_a_way_to_fetch_are_asked_for_nothing() -> None:
+    workload = read_trace(DATA / "conversation_60.jsonl")
+    assert sum(worker.tokens_brought["peer"] for worker in run(workload, fetches=False).workers) == 0
+
+
 def test_nothing_is_left_behind() -> None:
     cluster = run(read_trace(DATA / "conversation_60.jsonl"))
     cluster.heap.run_until(cluster.heap.now_us + 2 * SPEC.lease_us)
