@@ -13,8 +13,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import psutil
-
 from launcher.host_facts import SHARED_MEMORY
 from segue.config import WorkerConfig
 
@@ -39,7 +37,7 @@ class RuntimeDir:
         self.path.mkdir(mode=0o700)
         self.logs = self.path / "logs"
         self.logs.mkdir()
-        (self.path / OWNER_FILE).write_text(_process_mark(psutil.Process()))
+        (self.path / OWNER_FILE).write_text(_mark(os.getpid()))
 
     def remove(self) -> None:
         remove_cluster(self.path)
@@ -94,16 +92,31 @@ def _is_stale(path: Path) -> bool:
     owner = path / OWNER_FILE
     if not owner.is_file() or owner.stat().st_uid != os.getuid():
         return False
-    mark = owner.read_text()
-    pid = mark.partition(" ")[0]
-    if not pid.isdigit():
+    mark = owner.read_text().split()
+    if len(mark) != 4 or not mark[0].isdigit():
         return False
+    if mark[2] == _boot_id() and mark[3] != _pid_namespace():
+        return False  # of another container, whose processes cannot be seen from here
     try:
-        return _process_mark(psutil.Process(int(pid))) != mark
-    except psutil.NoSuchProcess:
+        return _mark(int(mark[0])).split() != mark
+    except FileNotFoundError:
         return True
 
 
-def _process_mark(process: psutil.Process) -> str:
-    """Pid and start time: a pid alone may have been given to another process."""
-    return f"{process.pid} {process.create_time():.2f}"
+def _mark(pid: int) -> str:
+    """Pid, start time, boot and pid namespace: a pid alone may have been given to another process. The start time is in
+    clock ticks since the boot (proc_pid_stat(5), field 22): as a time of day it would move when the clock is set.
+
+    Raises:
+        FileNotFoundError: there is no such process.
+    """
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{pid} {after_name[19]} {_boot_id()} {_pid_namespace()}"
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -68,11 +69,34 @@ def test_a_start_that_is_refused_sweeps_too(base: Path) -> None:
     assert not Path(killed.stdout.strip()).exists()
 
 
-def test_a_reused_pid_does_not_keep_a_folder_alive(base: Path) -> None:
-    cluster = RuntimeDir()
+def remark(cluster: RuntimeDir, field: int, value: str) -> None:
     owner = cluster.path / runtime_dir.OWNER_FILE
-    owner.write_text(owner.read_text().split()[0] + " 1.00")
+    mark = owner.read_text().split()
+    mark[field] = value
+    owner.write_text(" ".join(mark))
+
+
+@pytest.mark.parametrize(("field", "value"), [(1, "1"), (2, "another-boot")])
+def test_a_reused_pid_does_not_keep_a_folder_alive(base: Path, field: int, value: str) -> None:
+    cluster = RuntimeDir()
+    remark(cluster, field, value)
     assert stale_clusters() == [cluster.path]
+
+
+def test_a_living_launchers_folder_stays_when_the_clock_is_set(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RuntimeDir()
+    boot_s = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_s + 1.0)
+    monkeypatch.setattr("psutil.boot_time", lambda: boot_s + 1.0)
+    assert stale_clusters() == []
+
+
+def test_folder_of_another_container_is_left_alone(base: Path) -> None:
+    """Its temporary directory may be shared with it, its processes are not to be seen."""
+    cluster = RuntimeDir()
+    remark(cluster, 0, "4194304")
+    remark(cluster, 3, "pid:[1]")
+    assert stale_clusters() == []
 
 
 def test_folders_that_are_not_ours_are_left_alone(base: Path) -> None:
