@@ -71,7 +71,7 @@ def test_killed_launcher_takes_its_processes_along_and_the_next_one_sweeps(start
     assert shared_memory(folder.name) == []
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("local", marks=pytest.mark.slow), "ray"])
 def test_dead_instance_is_reported_and_started_again(start: StartCluster, way: str) -> None:
     cluster = start(*WAYS[way], "--aggregated", "1")
     cluster.wait_ready()
