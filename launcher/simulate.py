@@ -29,6 +29,9 @@ from simulator.report import Slo, summarise
 from simulator.series import series_of
 from simulator.workload import Workload, sped_up
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 SWEEPS = {
     "rate": float,
     "prefill": int,
@@ -151,7 +154,7 @@ def simulate(
 
         html_out.write_text(render_html(runs, about), encoding="utf-8")
     if len(runs) < len(plans) or not all(run.summary.complete for run in runs):
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
 
 
 Plan = tuple[str, Variant]
@@ -182,15 +185,25 @@ def _run_all(console: Console, plans: Sequence[Plan], slo: Slo) -> list[Run]:
 
 
 def _inject(console: Console, first: int, count: int) -> int:
+    """A failure is said as soon as it is found; Ctrl-C ends the campaign with what it has shown until then."""
     from simulator.faults import run_campaign
 
+    failed: list[int] = []
+    done = 0
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("faults", total=count)
-        failures = run_campaign(range(first, first + count), lambda done: progress.update(task, completed=done))
-    for failure in failures:
-        console.print(f"seed {failure.seed}: {failure.message}", style="red", highlight=False)
-    console.print(f"{count - len(failures)} of {count} seeds kept every invariant", highlight=False)
-    return 1 if failures else 0
+        try:
+            for failure in run_campaign(range(first, first + count)):
+                done += 1
+                progress.update(task, completed=done)
+                if failure is not None:
+                    failed.append(failure.seed)
+                    said = f"seed {failure.seed}, commit {source_commit()}: {failure.message}"
+                    console.print(said, style="red", highlight=False)
+        except KeyboardInterrupt:
+            console.print(f"interrupted: {count - done} of {count} seeds were not run", highlight=False)
+    console.print(f"{done - len(failed)} of {done} seeds kept every invariant", highlight=False)
+    return 1 if failed else 0 if done == count else INTERRUPTED
 
 
 def _in_words(instance: Instance, spec: ClusterSpec) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -337,11 +337,6 @@ def run_seed(seed: int) -> Failure | None:
     return None
 
 
-def run_campaign(seeds: Iterable[int], on_progress: Callable[[int], None] = lambda _: None) -> list[Failure]:
-    failures = []
-    for done, seed in enumerate(seeds, 1):
-        failure = run_seed(seed)
-        if failure is not None:
-            failures.append(failure)
-        on_progress(done)
-    return failures
+def run_campaign(seeds: Iterable[int]) -> Iterator[Failure | None]:
+    """One outcome for each seed, in order, as it is known."""
+    yield from map(run_seed, seeds)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from launcher.cli import app
+from launcher.source_commit import source_commit
 from simulator.cluster import Cluster
 from simulator.session_front import BrokenPromise, Oracle
 
@@ -111,4 +112,19 @@ def test_a_failing_seed_is_printed_and_fails_the_command(monkeypatch: pytest.Mon
     monkeypatch.setattr(Oracle, "take", break_promise)
     result = simulate("--faults", "--seed", "5", "--seeds", "2")
     assert result.exit_code == 1
-    assert "seed 5: BrokenPromise" in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())
+    assert f"seed 5, commit {source_commit()}: BrokenPromise" in said
+    assert "0 of 2 seeds kept every invariant" in said
+
+
+def test_an_interrupted_campaign_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted_at(seed: int) -> None:
+        if seed == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.faults.run_seed", interrupted_at)
+    result = simulate("--faults", "--seed", "5", "--seeds", "10")
+    assert result.exit_code == 130
+    said = " ".join(result.stderr.split())
+    assert "interrupted: 8 of 10 seeds were not run" in said
+    assert "2 of 2 seeds kept every invariant" in said
