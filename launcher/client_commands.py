@@ -12,6 +12,7 @@ from rich.console import Console
 
 from launcher.client_view import cluster_table, scale_line, summary_line
 from launcher.rpc_client import ClientError, Finished, SegueClient, Text, Turn
+from segue.limits import INSTANCES_MAX
 from segue.pool_messages import InstanceChange, InstanceState
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -101,7 +102,7 @@ def status(address: Address = DEFAULT_ADDRESS) -> None:
 
 def scale(
     pool: Annotated[str, typer.Argument(help="prefill or decode.")],
-    instances: Annotated[int, typer.Argument(min=0, help="How many the pool shall have.")],
+    instances: Annotated[int, typer.Argument(min=0, max=INSTANCES_MAX, help="How many the pool shall have.")],
     address: Address = DEFAULT_ADDRESS,
 ) -> None:
     """Give a pool of the running cluster another size; what runs goes on. Ctrl-C ends the watching, not the scaling."""

@@ -157,7 +157,8 @@ class Cluster:
 
     def _first_death(self) -> Death | None:
         front = self._fronts.first_death() if self._fronts else None
-        return front or next(iter(self._pool.deaths() if self._pool else ()), None)
+        pool = self._pool.failure() if self._pool and not front else None
+        return front or pool or next(iter(self._pool.deaths() if self._pool else ()), None)
 
     def tend(self) -> Death | None:
         """One round of the watch over a started cluster: dead and hung instances are replaced. Returns the death that

@@ -18,7 +18,7 @@ from launcher.host_facts import HostFacts
 from launcher.option_values import check_named_values
 from segue.config import ClusterConfig, DirectoryConfig, EngineConfig, FrontConfig, ModelConfig, WorkerConfig
 from segue.errors import ConfigError
-from segue.limits import CONDUCTORS_MAX
+from segue.limits import CONDUCTORS_MAX, INSTANCES_MAX
 from segue.manifest import Role
 
 KV_MEMORY_BYTES_DEFAULT = 1 << 30
@@ -56,6 +56,9 @@ def check_cluster(config: ClusterConfig) -> None:
     would tell of as clearly."""
     counts = {"--prefill": config.prefill, "--decode": config.decode, "--aggregated": config.aggregated}
     _check_least(0, counts)
+    if (instances := sum(counts.values())) > INSTANCES_MAX:
+        most = max(counts, key=lambda option: counts[option])
+        raise ConfigError(f"{most} {counts[most]}: {instances} instances; a cluster has at most {INSTANCES_MAX}")
     if config.prefill and not config.decode:
         raise ConfigError("--prefill needs at least one --decode to hand its requests to")
     if config.decode and not config.prefill:

@@ -28,6 +28,9 @@ class InstancePool(Protocol):
     def deaths(self) -> list[Death]:
         """Instances without a living process."""
 
+    def failure(self) -> Death | None:
+        """What the pool itself has died of: nothing of it can be started again then."""
+
     def kill(self, name: str) -> None:
         """End the instance's process at once, whatever it does (or does not) do; then it is among the dead."""
 

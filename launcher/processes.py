@@ -154,6 +154,9 @@ class LocalProcesses:
     def deaths(self) -> list[Death]:
         return [death for child in list(self._children.values()) if (death := child.death())]
 
+    def failure(self) -> Death | None:
+        return None  # there is nothing but the instances
+
     def pid(self, name: str) -> int:
         return self._children[name].pid
 

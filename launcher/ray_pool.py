@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import ray
 
 from launcher.cluster_plan import ENTRY_MODULES
@@ -33,6 +34,8 @@ OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: no object of ours goes through it."""
 
 INSTANCE_RESOURCE = "segue_instance"
+
+VITAL_DAEMONS = ("raylet", "gcs_server")
 
 SYSTEM_CONFIG = {
     # A dead node is noticed after about 2 s instead of 15 s.
@@ -102,6 +105,14 @@ class RayPool:
             if _resolved(run)
         ]
 
+    def failure(self) -> Death | None:
+        """Of a daemon of Ray's: actors live on as orphans then, and new ones wait for ever."""
+        for daemon, process in _node().dead_processes():
+            if daemon in VITAL_DAEMONS:
+                log = self._session_dir / "session_latest" / "logs" / f"{daemon}.out"
+                return Death(f"Ray's {daemon}", f"ended with status {process.returncode}", log_tail(log))
+        return None
+
     def kill(self, name: str) -> None:
         """By the operating system: Ray asks the process itself to end, and one that hangs does not listen."""
         pid = self.pid(name)
@@ -137,6 +148,15 @@ class RayPool:
     def stop(self) -> None:
         if not ray.is_initialized():
             return
+        if self.failure() is not None:
+            for name in self._actors:
+                self.kill(name)
+            orphans = _descendants_of_daemons()
+            ray.shutdown()
+            for orphan in orphans:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    orphan.kill()
+            return
         for actor in self._actors.values():
             actor.stop.remote()
         deadline = time.monotonic() + STOP_SECONDS_MAX
@@ -144,6 +164,21 @@ class RayPool:
         if pending:
             ray.wait(pending, num_returns=len(pending), timeout=max(0.0, deadline - time.monotonic()))
         ray.shutdown()
+
+
+def _node() -> Any:
+    """The processes of the local Ray: its public interface does not name them."""
+    return ray._private.worker._global_node
+
+
+def _descendants_of_daemons() -> list[psutil.Process]:
+    """Ray's agents: they are left to notice by themselves that their daemon has gone, which takes a minute."""
+    found: list[psutil.Process] = []
+    for processes in _node().all_processes.values():
+        for daemon in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(daemon.process.pid).children(recursive=True)
+    return found
 
 
 def _resolved(reference: Any) -> bool:

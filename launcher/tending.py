@@ -54,6 +54,8 @@ class Tender:
 
     def tend(self) -> Death | None:
         """The death that leaves nobody to serve, or None while the cluster can go on."""
+        if (failure := self._pool.failure()) is not None:
+            return failure
         now_us = monotonic_us()
         for order in self._link.orders():
             self._carry_out(self._take(order), now_us)

@@ -71,6 +71,21 @@ def test_killed_launcher_takes_its_processes_along_and_the_next_one_sweeps(start
     assert shared_memory(folder.name) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon", ["raylet", "gcs_server"])
+def test_cluster_ends_with_a_daemon_of_ray(start: StartCluster, daemon: str) -> None:
+    """Its instances could neither be watched nor be started again."""
+    cluster = start()
+    cluster.wait_ready()
+    processes, folder = cluster.descendants(), cluster.runtime_dir()
+    next(process for process in processes if process.name() == daemon).kill()
+    assert cluster.wait_end() == 1
+    assert f"Ray's {daemon} ended with status -9" in cluster.output
+    assert eventually_none_alive(processes) == []
+    assert not folder.exists()
+    assert shared_memory(folder.name) == []
+
+
 @pytest.mark.parametrize("way", [pytest.param("local", marks=pytest.mark.slow), "ray"])
 def test_dead_instance_is_reported_and_started_again(start: StartCluster, way: str) -> None:
     cluster = start(*WAYS[way], "--aggregated", "1")

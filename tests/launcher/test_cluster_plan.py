@@ -165,6 +165,7 @@ def test_cpu_can_be_forced_on_a_gpu_host() -> None:
         ({"prefill": 1, "decode": 0}, "--decode"),
         ({"prefill": 0, "decode": 1}, "--prefill"),
         ({"prefill": -1}, "--prefill"),
+        ({"prefill": 1024}, "--prefill 1024: 1025 instances; a cluster has at most 1024"),
     ],
 )
 def test_sets_of_instances_that_cannot_serve_are_refused(counts: dict[str, int], option: str) -> None:
