@@ -149,6 +149,7 @@ def cluster_config(given: Mapping[str, Any], from_file: Mapping[str, Any], sourc
     Asking for aggregated instances alone means only those: the default pair is for who asks for nothing.
     """
     merged: dict[str, Any] = copy.deepcopy(dict(from_file))
+    _check_file(merged, source)
     for option, value in given.items():
         if value is not None:
             _set(merged, OPTION_PATHS[option], value)
@@ -157,6 +158,14 @@ def cluster_config(given: Mapping[str, Any], from_file: Mapping[str, Any], sourc
     if "path" not in merged.get("model", {}):
         raise ConfigError("--model is needed: a folder with config.json and safetensors, or a GGUF file")
     return decode_config(merged, ClusterConfig, source)
+
+
+def _check_file(content: Mapping[str, Any], source: str) -> None:
+    """By itself, so that what is wrong in it is not taken for a missing option; the model may come from an option."""
+    model = content.get("model", {})
+    if isinstance(model, Mapping):
+        model = {"path": "", **model}
+    decode_config({**content, "model": model}, ClusterConfig, source)
 
 
 def _set(settings: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

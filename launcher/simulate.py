@@ -95,7 +95,7 @@ def simulate(
     ] = "",
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every figure here.")] = None,
     html_out: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with plots here; needs segue[reports].")
+        Path | None, typer.Option("--html", help="Write a page with plots here; needs the extra `reports`.")
     ] = None,
 ) -> None:
     """Replay a trace on a simulated cluster of production cores and report what its clients would see."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from launcher.options import (
+    OPTION_PATHS,
     check_model_path,
     cluster_config,
     parse_bytes,
@@ -134,3 +136,24 @@ def test_what_is_no_objective_is_refused(text: str) -> None:
 def test_what_is_no_weight_is_refused(pair: str) -> None:
     with pytest.raises(ConfigError, match="--tenant-weight"):
         parse_weights([pair])
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [({"model": "a.gguf", "grpc_port": 1}, "model"), ({"grpc_port": 1}, "grpc_port"), ({"front": {"grpc": 1}}, "grpc")],
+)
+@pytest.mark.parametrize("given", [{}, {"model": "m"}])
+def test_what_is_wrong_in_a_file_is_not_taken_for_a_missing_option(
+    given: dict[str, str], content: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        cluster_config(given, content, "cluster.toml")
+    assert "cluster.toml" in str(refused.value) and "--model is needed" not in str(refused.value)
+
+
+def test_the_documented_keys_are_those_of_the_options() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    for path in OPTION_PATHS.values():
+        assert f"| `{'.'.join(path)}` |" in text
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    assert cluster_config({}, tomllib.loads(example), "example").scheduler.max_num_seqs == 64
