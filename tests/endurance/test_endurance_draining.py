@@ -73,7 +73,7 @@ async def test_stream_that_outlasts_the_drain_goes_on_elsewhere(tmp_path: Path) 
 
 async def test_draining_prefill_instance_ends_what_it_computes(tmp_path: Path) -> None:
     """Its prompt takes ten steps; it is told in the first ones."""
-    with toy_cluster(tmp_path, prefill=2, step_ms=60.0) as cluster:
+    with toy_cluster(tmp_path, prefill=2, step_ms=200.0) as cluster:
         async with channel(cluster.grpc) as connection:
             stub, stream = InferenceStub(connection), Stream()
             prompt = list(range(640))

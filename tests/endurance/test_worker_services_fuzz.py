@@ -96,7 +96,7 @@ async def test_hostile_instances_disturb_nobody(cluster: ToyCluster, count: int)
         await client
     assert stream.tokens == toy_tokens([9] * 20, 2000, seed=5)
     assert stream.finished is not None and stream.finished.attempts == 1
-    assert endings["Attach LEFT"] + endings["Attach OK"] > count // 10, "hardly any stream was read to its end"
+    assert endings["Attach LEFT"] + endings["Attach OK"] > count // 40, "hardly any stream was read to its end"
     assert endings["Push INVALID_ARGUMENT"] > 0 and endings["Push FAILED_PRECONDITION"] > 0
     await until_strangers_are_gone(cluster)
     await check_sound(cluster, pids, cluster.front_log)
