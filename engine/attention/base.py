@@ -37,6 +37,13 @@ class AttentionBatch:
     query_starts_host: tuple[int, ...] | None = None
     max_tokens: int | None = None
 
+    def seq_lens_on_host(self) -> tuple[int, ...]:
+        """Reads them back, and waits for the device, where the caller did not have them."""
+        return self.seq_lens_host or tuple(self.seq_lens.tolist())
+
+    def query_starts_on_host(self) -> tuple[int, ...]:
+        return self.query_starts_host or tuple(self.query_starts.tolist())
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -80,7 +80,7 @@ class CudnnBackend:
         counts = query_counts(batch)
         if counts is None:
             counts = tuple(batch.query_starts.diff().tolist())
-        lengths = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
+        lengths = batch.seq_lens_on_host()
         long = long_chunks(counts, lengths)
         shortest = min((chunk.queries for chunk in long), default=QUERIES_UNBOUNDED)
         return CudnnPlan(batch, long, self.triton.plan(batch, queries_below=shortest))

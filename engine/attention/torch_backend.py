@@ -81,9 +81,7 @@ class TorchBackend:
         self.group = shape.heads // shape.kv_heads
 
     def plan(self, batch: AttentionBatch) -> TorchPlan:
-        seq_lens = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
-        starts = batch.query_starts_host or tuple(batch.query_starts.tolist())
-        return TorchPlan(batch, seq_lens, starts)
+        return TorchPlan(batch, batch.seq_lens_on_host(), batch.query_starts_on_host())
 
     def forward(
         self,

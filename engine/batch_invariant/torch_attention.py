@@ -64,8 +64,7 @@ class AlignedTorchAttention:
         self.group = shape.heads // shape.kv_heads
 
     def plan(self, batch: AttentionBatch) -> AlignedPlan:
-        seq_lens = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
-        return AlignedPlan(batch, seq_lens, batch.query_starts_host or tuple(batch.query_starts.tolist()))
+        return AlignedPlan(batch, batch.seq_lens_on_host(), batch.query_starts_on_host())
 
     def forward(
         self,

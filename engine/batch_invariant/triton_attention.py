@@ -59,8 +59,7 @@ class AlignedTritonAttention:
 
     def plan(self, batch: AttentionBatch) -> AlignedPlan:
         """Needs the lengths on the host: reads them back where the batch does not carry them."""
-        lens = batch.seq_lens_host or tuple(batch.seq_lens.tolist())
-        starts = batch.query_starts_host or tuple(batch.query_starts.tolist())
+        lens, starts = batch.seq_lens_on_host(), batch.query_starts_on_host()
         counts = [after - before for before, after in pairwise(starts)]
         slices = aligned_slices(counts, lens, self.queries)
         rows = cut_rows(batch, slices)
