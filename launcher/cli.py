@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bench_client import command as bench_command
 from launcher import client_commands, doctor, explain, memory_command, plan, simulate
+from launcher.option_values import ATTENTION_BACKENDS
 from launcher.options import (
     check_model_path,
     cluster_config,
@@ -22,6 +23,8 @@ from launcher.options import (
 from launcher.progress import Progress
 from launcher.up import run_up, sweep
 from segue.errors import ConfigError
+
+ATTENTION_HELP = f"Attention backend: {', '.join(ATTENTION_BACKENDS)}."
 
 app = typer.Typer(
     help="Segue: a disaggregated prefill/decode serving cluster.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -67,8 +70,8 @@ def up(
     batch_invariant: Annotated[
         bool | None, typer.Option("--batch-invariant", help="Results have the same bits in every batch; slower.")
     ] = None,
-    attention_prefill: Annotated[str | None, typer.Option(help="Attention backend; auto, torch, triton.")] = None,
-    attention_decode: Annotated[str | None, typer.Option(help="Attention backend; auto, torch, triton.")] = None,
+    attention_prefill: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None,
+    attention_decode: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Default 50051; 0: any free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Default 8000; 0: any free one.")] = None,

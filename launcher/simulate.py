@@ -186,14 +186,14 @@ def _run_all(console: Console, plans: Sequence[Plan], slo: Slo) -> list[Run]:
 
 def _inject(console: Console, first: int, count: int) -> int:
     """A failure is said as soon as it is found; Ctrl-C ends the campaign with what it has shown until then."""
-    from simulator.faults import run_campaign
+    from simulator.faults import run_seed
 
     failed: list[int] = []
     done = 0
     with Progress(console=console, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("faults", total=count)
         try:
-            for failure in run_campaign(range(first, first + count)):
+            for failure in map(run_seed, range(first, first + count)):
                 done += 1
                 progress.update(task, completed=done)
                 if failure is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -335,8 +335,3 @@ def run_seed(seed: int) -> Failure | None:
         at_s = cluster.heap.now_us / 1e6
         return Failure(seed, f"{type(error).__name__} at {at_s:.3f} s ({place}): {error}; {cluster.scenario}")
     return None
-
-
-def run_campaign(seeds: Iterable[int]) -> Iterator[Failure | None]:
-    """One outcome for each seed, in order, as it is known."""
-    yield from map(run_seed, seeds)

